@@ -1,0 +1,249 @@
+"""The arena: one device buffer, its bands, and the one door through which everything is asked.
+
+`Arena.apply(operation)` is that door; the named methods are thin wrappers that make operations, so
+that an engine reads naturally and a trace still holds everything. A refusal for want of memory
+comes back as a false `Outcome`; an illegal call raises `MisuseError`. Either way nothing changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bandscope.allocator import checks, sizing
+from bandscope.allocator import operations as ops
+from bandscope.allocator.books import ArenaConfig, Books
+from bandscope.allocator.device import open_device
+from bandscope.allocator.device.protocol import Device
+from bandscope.allocator.errors import InvariantError, MisuseError
+from bandscope.allocator.events import Observer
+from bandscope.allocator.facts import BandFacts, band_facts
+from bandscope.allocator.handlers import HANDLERS
+from bandscope.allocator.operations import Operation, Outcome
+from bandscope.allocator.plan import StoragePlan
+from bandscope.allocator.tables import Pages
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Arena", "ArenaConfig"]
+
+
+class Arena:
+    """One arena over a storage plan.
+
+    `total_bytes` is rounded down to whole alignment units (`sizing.ROUND_BYTES`). `device` is a
+    `Device`, or the name of one. Raises `SizingError` when not even one request of one page fits,
+    and `DeviceError` when the device lacks the memory.
+    """
+
+    def __init__(
+        self,
+        plan: StoragePlan,
+        total_bytes: int,
+        *,
+        device: str | Device = "cpu",
+        config: ArenaConfig | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        total_bytes = sizing.usable_bytes(total_bytes)
+        sizing.check_holds_one_page(plan, total_bytes)
+        self.plan = plan
+        self.total_bytes = total_bytes
+        self.device = open_device(device) if isinstance(device, str) else device
+        self.books = Books(plan, total_bytes, self.device, config or ArenaConfig())
+        self.books.observer = observer
+        self._layer_views: dict[tuple[int, str], torch.Tensor] = {}
+
+    # --- the one door ----------------------------------------------------------------------------
+
+    def apply(self, operation: Operation) -> Outcome:
+        """Try an operation. A refused or illegal one changes nothing; its outcome says why."""
+        observer = self.books.observer
+        if observer is not None:
+            observer.before(operation)
+        try:
+            outcome = HANDLERS[type(operation)](self.books, operation)
+        except MisuseError as error:
+            outcome = Outcome(False, reason="misuse", message=str(error))
+        if observer is not None:
+            observer.after(operation, outcome)
+        return outcome
+
+    def _ask(self, operation: Operation) -> Outcome:
+        outcome = self.apply(operation)
+        if outcome.reason == "misuse":
+            raise MisuseError(outcome.message)
+        return outcome
+
+    # --- what an engine calls -----------------------------------------------------------------------
+
+    def admit(self, request: int, *, state_slots: int = 1) -> Outcome:
+        """A request enters (see `operations.Admit`)."""
+        return self._ask(ops.Admit(request, state_slots))
+
+    def extend(self, request: int, tokens: int) -> Outcome:
+        """Room for `tokens` more tokens of a request: a prefill chunk."""
+        return self._ask(ops.Extend(request, tokens))
+
+    def decode(self, requests: Sequence[int]) -> Outcome:
+        """Room for one more token of each request; all or none."""
+        return self._ask(ops.Decode(tuple(requests)))
+
+    def trim_window(self, requests: Sequence[int]) -> Outcome:
+        """Free window pages that no future token attends to."""
+        return self._ask(ops.TrimWindow(tuple(requests)))
+
+    def release(self, request: int, why: str = "finished") -> Outcome:
+        """A request leaves and frees everything it holds."""
+        return self._ask(ops.Release(request, why))
+
+    def launch(self, requests: Sequence[int]) -> int:
+        """Publish the tables and take the ticket of a forward over these requests."""
+        ticket: int = self._ask(ops.Launch(tuple(requests))).value
+        return ticket
+
+    def complete(self, ticket: int) -> Outcome:
+        """The work of `ticket` has completed (poll `device.is_complete` between calls)."""
+        return self._ask(ops.Complete(ticket))
+
+    def compact(self, *, urgent: bool = False, max_moves: int | None = None) -> int:
+        """Close holes; returns the pages moved."""
+        moved: int = self._ask(ops.Compact(urgent, max_moves)).value
+        return moved
+
+    def lease(
+        self, request: int, band: str, first_page: int, stop_page: int, holder: str = "host copy"
+    ) -> int:
+        """Pin pages of a request; returns the lease's number for `end_lease`."""
+        number: int = self._ask(ops.Lease(request, band, first_page, stop_page, holder)).value
+        return number
+
+    def end_lease(self, number: int) -> Outcome:
+        """Drop a pin."""
+        return self._ask(ops.EndLease(number))
+
+    def set_gate(self, *, closed: bool) -> Outcome:
+        """While closed, no page may move."""
+        return self._ask(ops.SetGate(closed))
+
+    # --- where a request's bytes are ------------------------------------------------------------------
+
+    def view(self, layer: int, row: str) -> torch.Tensor:
+        """The rows of one layer (`k`, `v`, `latent`, `conv…`, `temporal`) over the whole arena.
+
+        Token rows: shape `(pages, page_size, *row shape)`; state rows: `(slots, *row shape)`; the
+        first axis is the physical page number. A strided view of the arena, never a copy.
+        """
+        from bandscope.allocator.layout import layer_view
+
+        key = (layer, row)
+        if key not in self._layer_views:
+            self._layer_views[key] = layer_view(self.plan, self.buffer, layer, row)
+        return self._layer_views[key]
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        """The arena's bytes (`uint8`); `MisuseError` on a device that only keeps books."""
+        if self.device.buffer is None:
+            raise MisuseError(
+                f"the bytes of an arena on device {self.device.name!r} were asked for, but it only "
+                "keeps books; use device 'cpu' or 'cuda'"
+            )
+        return self.device.buffer
+
+    def pages_of(self, request: int, band: str) -> tuple[Pages, int]:
+        """Physical pages that a request holds in a band, in position order, and the number of the
+        first of them (a window holds the tail of a request; everything else starts at 0)."""
+        books = self.books
+        index = [known.name for known in books.bands].index(band)
+        row = books.ledger.row(request)
+        if index == books.state:
+            virtual, first = books.ledger.state_slots(row), 0
+        else:
+            first = 0
+            if index in books.windows:
+                first = int(books.ledger.first_kept[row, books.windows.index(index)])
+            virtual = books.ledger.token_pages(row, first)
+        known = books.bands[index]
+        return known.physical(known.table.place_of[virtual]), first
+
+    # --- capacity ------------------------------------------------------------------------------------
+
+    def serves(self, demand: Sequence[int]) -> bool:
+        """True exactly when some layout holds what is live plus `demand` (pages per band, in chain
+        order), so that an operation that needs it succeeds now."""
+        return self.books.serves(demand)
+
+    def facts(self) -> list[BandFacts]:
+        """Per band, in chain order: what is held (exact) and what could still be taken alone (an
+        estimate for observers: bands share bytes)."""
+        return band_facts(self.books)
+
+    # --- state as data --------------------------------------------------------------------------------
+
+    def check(self) -> list[checks.Violation]:
+        """Every invariant that needs no device; empty when healthy. Cost follows the extents."""
+        return checks.check_books(self.books)
+
+    def assert_healthy(self) -> None:
+        """`InvariantError` naming every violation, or nothing."""
+        violations = self.check()
+        if violations:
+            raise InvariantError("; ".join(str(violation) for violation in violations))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that decides what the arena does next (the books, not the bytes)."""
+        books = self.books
+        return {
+            "bands": [band.snapshot() for band in books.bands],
+            "ids": books.ids.snapshot(),
+            "state_ids": books.state_ids.snapshot(),
+            "ledger": books.ledger.snapshot(),
+            "tickets": books.tickets.snapshot(),
+            "pins": books.pins.snapshot(),
+            "gate_closed": books.gate_closed,
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Become exactly what `snapshot` saw, on an arena of the same plan and size. The bytes on
+        the device are not part of it."""
+        books = self.books
+        for band, state in zip(books.bands, snapshot["bands"], strict=True):
+            band.restore(state)
+        books.ids.restore(snapshot["ids"])
+        books.state_ids.restore(snapshot["state_ids"])
+        books.ledger.restore(snapshot["ledger"])
+        books.tickets.restore(snapshot["tickets"])
+        books.pins.restore(snapshot["pins"])
+        books.gate_closed = snapshot["gate_closed"]
+        books.tell_extents("restore")
+
+    def digest(self) -> str:
+        """A fingerprint of the snapshot: equal exactly when the decisions to come are equal."""
+        hasher = hashlib.blake2b(digest_size=16)
+        _feed(hasher, self.snapshot())
+        return hasher.hexdigest()
+
+
+def _feed(hasher: Any, value: Any) -> None:
+    """Hash a value of a snapshot by content and shape, in a fixed order."""
+    if isinstance(value, np.ndarray):
+        hasher.update(f"{value.dtype.str}{value.shape}".encode())
+        hasher.update(np.ascontiguousarray(value))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            hasher.update(f"{key}:".encode())
+            _feed(hasher, item)
+    elif isinstance(value, list | tuple):
+        hasher.update(f"[{len(value)}".encode())
+        for item in value:
+            _feed(hasher, item)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            _feed(hasher, getattr(value, name))
+    else:
+        hasher.update(f"{value!r};".encode())

@@ -1,0 +1,357 @@
+"""One band: a contiguous run of pages with holes in it, kept in its own coordinates.
+
+A *place* is the distance of a page from the band's base. The low end and a float count places
+upwards from the first page above the sink, the high end counts them downwards from the last page of
+the arena. So every band is an extent `[low, high)` of places, and an end is simply a band whose
+`low` stays 0. Only `first_page` and `direction` turn a place into the physical page number that the
+device uses; that number times the page size is a byte offset, in 64 bits.
+
+Costs follow the pages touched: holes are found through a count per block of 256 places, a frontier
+is pulled back by looking only at what it passes, and nothing here walks the pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bandscope.allocator.plan import BandPlan
+from bandscope.allocator.tables import Pages, PageTable
+
+GAP, LIVE, HOLE, PENDING = 0, 1, 2, 3
+
+BLOCK_SHIFT = 8
+BLOCK_PLACES = 1 << BLOCK_SHIFT
+
+NONE: Pages = np.empty(0, np.int64)
+
+
+@dataclass
+class Band:
+    """The book of one band in an arena of `total_bytes`.
+
+    Attributes of interest to readers: `low`, `high` (frontiers, in places), `live`, `holes`,
+    `pending` (page counts; their sum is the extent), `table` (virtual pages), `pin_count` (how many
+    leases pin each place).
+    """
+
+    plan: BandPlan
+    index: int
+    total_bytes: int
+    sink_bytes: int
+    virtual_capacity: int
+    low: int = 0
+    high: int = 0
+    live: int = 0
+    holes: int = 0
+    pending: int = 0
+    first_page: int = field(init=False)
+    direction: int = field(init=False)
+    capacity: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        page_bytes = self.page_bytes
+        lowest = -(-self.sink_bytes // page_bytes)
+        end = self.total_bytes // page_bytes
+        self.capacity = max(0, end - lowest)
+        self.direction = -1 if self.plan.end == "high" else 1
+        self.first_page = end - 1 if self.direction < 0 else lowest
+        blocks = (self.capacity >> BLOCK_SHIFT) + 1
+        self.state = np.zeros(blocks * BLOCK_PLACES, np.uint8)
+        self._by_block = self.state.reshape(blocks, BLOCK_PLACES)
+        self._block_holes = np.zeros(blocks, np.int64)
+        self._first_hole_block = 0  # no hole lies in an earlier block; a hint, not state
+        self.pin_count = np.zeros(self.capacity, np.int32)
+        self.table = PageTable(self.virtual_capacity, self.capacity)
+
+    # --- where pages are ---------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def page_bytes(self) -> int:
+        return self.plan.page_bytes
+
+    @property
+    def is_float(self) -> bool:
+        return self.plan.end == "float"
+
+    @property
+    def extent(self) -> int:
+        """Pages between the frontiers."""
+        return self.high - self.low
+
+    def physical(self, places: Pages) -> Pages:
+        """Physical page numbers (byte offset / page bytes) of places."""
+        result: Pages = self.first_page + self.direction * places
+        return result
+
+    def places_of_physical(self, pages: Pages) -> Pages:
+        """The inverse of `physical`."""
+        result: Pages = (pages - self.first_page) * self.direction
+        return result
+
+    def byte_range(self, low: int | None = None, high: int | None = None) -> tuple[int, int]:
+        """Bytes `[start, stop)` of places `[low, high)`; of the extent by default."""
+        low = self.low if low is None else low
+        high = self.high if high is None else high
+        if self.direction > 0:
+            start, stop = self.first_page + low, self.first_page + high
+        else:
+            start, stop = self.first_page - high + 1, self.first_page - low + 1
+        return start * self.page_bytes, stop * self.page_bytes
+
+    def places_within(self, start_byte: int, stop_byte: int) -> tuple[int, int]:
+        """The places `[low, high)` of the whole pages inside bytes `[start, stop)`, clipped to the
+        band's own grid and index limit. Empty ranges come back as `low == high`."""
+        first = -(-start_byte // self.page_bytes)
+        last = stop_byte // self.page_bytes
+        if self.direction > 0:
+            low, high = first - self.first_page, last - self.first_page
+        else:
+            low, high = self.first_page - last + 1, self.first_page - first + 1
+        low = min(max(low, 0), self.capacity)
+        return low, max(low, min(high, self.capacity))
+
+    def place_at_byte(self, byte: int) -> int:
+        """The place whose page holds `byte` (for pictures; may lie outside the extent)."""
+        return (byte // self.page_bytes - self.first_page) * self.direction
+
+    # --- taking and dropping pages ------------------------------------------------------------
+
+    def take(self, count: int, low: int, high: int) -> Pages:
+        """Make `count` places live: holes first (nearest the base), then beyond the frontiers.
+
+        The extent may grow to `[low, high)` at most; the caller has made sure that this is enough.
+        A float grows upwards first; an empty one starts in the middle of what it was given.
+        """
+        reused = min(count, self.holes)
+        fresh = count - reused
+        parts = []
+        if reused:
+            holes = self.lowest_holes(reused)
+            self._leave_holes(holes)
+            parts.append(holes)
+        if fresh:
+            if self.low == self.high:
+                start = 0 if not self.is_float else low + (high - low - fresh) // 2
+                self.low = self.high = start
+            above = min(fresh, high - self.high)
+            below = fresh - above
+            assert above >= 0 and self.low - below >= low, "taking past the agreed region"
+            if above:
+                parts.append(np.arange(self.high, self.high + above, dtype=np.int64))
+                self.high += above
+            if below:
+                parts.append(np.arange(self.low - below, self.low, dtype=np.int64))
+                self.low -= below
+        places = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else NONE
+        self.state[places] = LIVE
+        self.live += count
+        return places
+
+    def drop(self, places: Pages, *, pending: bool) -> None:
+        """Live places hold nothing any more: holes at once, or pending until work has completed."""
+        self.live -= places.size
+        if pending:
+            self.state[places] = PENDING
+            self.pending += places.size
+        else:
+            self._join_holes(places)
+
+    def reclaim(self, places: Pages) -> None:
+        """Pending places become holes: nothing launched can touch them any more."""
+        self.pending -= places.size
+        self._join_holes(places)
+
+    def move(self, sources: Pages, destinations: Pages, *, pending: bool) -> Pages:
+        """Follow a batch of page copies. Destinations inside the extent are holes; those outside
+        lie next to it. Sources become holes, or pending. Returns the virtual pages that moved."""
+        inside = (destinations >= self.low) & (destinations < self.high)
+        if inside.all():
+            self._leave_holes(destinations)
+        else:
+            self._leave_holes(destinations[inside])
+            self._widen(destinations[~inside])
+        self.state[destinations] = LIVE
+        virtual = self.table.rebind(sources, destinations)
+        self.live += destinations.size
+        self.drop(sources, pending=pending)
+        return virtual
+
+    def absorb(self) -> bool:
+        """Pull both frontiers back to the outermost page in use. True when the extent changed."""
+        before = (self.low, self.high)
+        if self.live + self.pending == 0:
+            if self.high > self.low:
+                self._clear_holes(self.low, self.high)
+            self.low = self.high = 0
+        else:
+            self._clear_holes(self._innermost_high(), self.high)
+            if self.is_float:
+                self._clear_holes(self.low, self._innermost_low())
+        return (self.low, self.high) != before
+
+    def _innermost_high(self) -> int:
+        """One past the highest place that is not a hole; looks only at what it passes."""
+        stop, span = self.high, 1
+        while True:
+            start = max(self.low, stop - span)
+            used = np.flatnonzero(self.state[start:stop] != HOLE)
+            if used.size:
+                return start + int(used[-1]) + 1
+            stop, span = start, min(span * 16, 1 << 20)
+
+    def _innermost_low(self) -> int:
+        """The lowest place that is not a hole."""
+        start, span = self.low, 1
+        while True:
+            stop = min(self.high, start + span)
+            used = np.flatnonzero(self.state[start:stop] != HOLE)
+            if used.size:
+                return start + int(used[0])
+            start, span = stop, min(span * 16, 1 << 20)
+
+    def _clear_holes(self, start: int, stop: int) -> None:
+        """Holes `[start, stop)` at one frontier leave the extent."""
+        if start == stop:
+            return
+        segment = self.state[start:stop]
+        gone = np.flatnonzero(segment == HOLE) + start
+        np.subtract.at(self._block_holes, gone >> BLOCK_SHIFT, 1)
+        self.holes -= gone.size
+        segment[:] = GAP
+        if stop == self.high:
+            self.high = start
+        else:
+            self.low = stop
+
+    def _widen(self, places: Pages) -> None:
+        """Places outside the extent are about to be used: move the frontiers past them; what lies
+        between becomes holes."""
+        low = int(places.min())
+        high = int(places.max()) + 1
+        if self.live + self.pending + self.holes == 0:
+            self.low, self.high = low, high
+            self._join_holes_unlisted(low, high, places)
+            return
+        if low < self.low:
+            self._join_holes_unlisted(low, self.low, places)
+            self.low = low
+        if high > self.high:
+            self._join_holes_unlisted(self.high, high, places)
+            self.high = high
+
+    def _join_holes_unlisted(self, start: int, stop: int, used: Pages) -> None:
+        fresh = np.ones(stop - start, bool)
+        fresh[used[(used >= start) & (used < stop)] - start] = False
+        self._join_holes(np.flatnonzero(fresh) + start)
+
+    def _join_holes(self, places: Pages) -> None:
+        if not places.size:
+            return
+        self.state[places] = HOLE
+        self.holes += places.size
+        blocks = places >> BLOCK_SHIFT
+        np.add.at(self._block_holes, blocks, 1)
+        self._first_hole_block = min(self._first_hole_block, int(blocks.min()))
+
+    def _leave_holes(self, places: Pages) -> None:
+        self.holes -= places.size
+        np.subtract.at(self._block_holes, places >> BLOCK_SHIFT, 1)
+
+    # --- finding pages --------------------------------------------------------------------------
+
+    def lowest_holes(self, count: int) -> Pages:
+        """The `count` holes nearest the base, ascending. The caller knows there are as many."""
+        if count == 0:
+            return NONE
+        start, span, found, blocks = self._first_hole_block, 64, 0, []
+        while found < count:
+            counts = self._block_holes[start : start + span]
+            filled = np.flatnonzero(counts)
+            if filled.size:
+                if not blocks:
+                    self._first_hole_block = start + int(filled[0])
+                reached = found + np.cumsum(counts[filled])
+                needed = int(np.searchsorted(reached, count)) + 1
+                blocks.append(filled[:needed] + start)
+                found = int(reached[min(needed, reached.size) - 1])
+            start, span = start + span, span * 8
+        rows = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
+        flat = np.flatnonzero(self._by_block[rows] == HOLE)[:count]
+        places: Pages = (rows[flat >> BLOCK_SHIFT] << BLOCK_SHIFT) + (flat & (BLOCK_PLACES - 1))
+        return places
+
+    def holes_between(self, low: int, high: int) -> Pages:
+        """All holes in places `[low, high)`, ascending; cost follows the range."""
+        return np.flatnonzero(self.state[low:high] == HOLE) + low
+
+    def live_between(self, low: int, high: int) -> Pages:
+        """All live places in `[low, high)`, ascending; cost follows the range."""
+        return np.flatnonzero(self.state[low:high] == LIVE) + low
+
+    def occupied_between(self, low: int, high: int) -> Pages:
+        """Live and pending places in `[low, high)`, ascending."""
+        return np.flatnonzero(self.state[low:high] & 1) + low
+
+    def outermost_live(self, count: int, *, from_high: bool) -> Pages:
+        """Up to `count` live places nearest one frontier, outermost first."""
+        parts, found, span = [], 0, max(64, 2 * count)
+        low, high = self.low, self.high
+        while found < count and low < high:
+            if from_high:
+                start = max(low, high - span)
+                places = self.live_between(start, high)[::-1]
+                high = start
+            else:
+                stop = min(high, low + span)
+                places = self.live_between(low, stop)
+                low = stop
+            parts.append(places)
+            found += places.size
+            span *= 4
+        return np.concatenate(parts)[:count] if parts else NONE
+
+    # --- state as data --------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that decides what this band does next; cost follows the extent."""
+        return {
+            "low": self.low,
+            "high": self.high,
+            "state": self.state[self.low : self.high].copy(),
+            "virtual": self.table.virtual_at[self.low : self.high].copy(),
+            "pins": np.flatnonzero(self.pin_count[self.low : self.high]) + self.low,
+            "pin_counts": self.pin_count[self.low : self.high][
+                self.pin_count[self.low : self.high] > 0
+            ],
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Become exactly what `snapshot` saw."""
+        self._forget(self.low, self.high)
+        self.low, self.high = snapshot["low"], snapshot["high"]
+        self.state[self.low : self.high] = snapshot["state"]
+        self.table.virtual_at[self.low : self.high] = snapshot["virtual"]
+        places = np.flatnonzero(snapshot["virtual"] >= 0) + self.low
+        self.table.place_of[self.table.virtual_at[places]] = places
+        self.pin_count[snapshot["pins"]] = snapshot["pin_counts"]
+        state = self.state[self.low : self.high]
+        self.live, self.pending = int((state == LIVE).sum()), int((state == PENDING).sum())
+        self.holes = 0
+        self._first_hole_block = 0
+        self._join_holes(self.holes_between(self.low, self.high))
+        self.table.mark_all_unpublished()
+
+    def _forget(self, low: int, high: int) -> None:
+        virtual = self.table.virtual_at[low:high]
+        self.table.place_of[virtual[virtual >= 0]] = -1
+        virtual[:] = -1
+        self.state[low:high] = GAP
+        self.pin_count[low:high] = 0
+        self._block_holes[low >> BLOCK_SHIFT : (high >> BLOCK_SHIFT) + 1] = 0

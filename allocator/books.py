@@ -1,0 +1,333 @@
+"""The arena's books: its state, and the few steps every operation is made of.
+
+Taking pages, dropping them, making room, settling launched work and publishing tables are written
+once, here; `handlers.py` composes them into operations. A step that can fail is asked before
+anything changes, so a refused operation leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bandscope.allocator import events
+from bandscope.allocator.band import Band
+from bandscope.allocator.chain import Chain, Held, Span
+from bandscope.allocator.device.protocol import Device
+from bandscope.allocator.leases import Pins, split_pinned
+from bandscope.allocator.operations import Outcome
+from bandscope.allocator.ordering import Tickets
+from bandscope.allocator.plan import StoragePlan
+from bandscope.allocator.relocation import Layout, plan_layout
+from bandscope.allocator.requests import RequestLedger
+from bandscope.allocator.tables import IdSpace, Pages
+
+HAND_OUT = ("zero", "poison", "none")
+BARRIERS = ("fine", "coarse")
+
+
+@dataclass(frozen=True)
+class ArenaConfig:
+    """Policies of an arena.
+
+    `max_moves`: page moves per band of one opportunistic compaction pass. `compact_hole_share`: a
+    band is compacted opportunistically when at least this share of its extent is holes.
+    `headroom_share`: when pages must move for a demand, room for this share of the arena more is
+    made at once, where it fits, so that the next demands need no move (0: the exact demand only).
+    `hand_out` and `hand_out_state`: what happens to the bytes of a page before its new owner gets
+    it (`zero`, `poison`, `none`). `barrier`: what the scheduler's table writes wait for, the
+    forward's table reads (`fine`) or all of it (`coarse`).
+    """
+
+    max_moves: int = 4096
+    compact_hole_share: float = 0.125
+    headroom_share: float = 1 / 256
+    hand_out: str = "zero"
+    hand_out_state: str = "zero"
+    barrier: str = "fine"
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("hand_out", self.hand_out, HAND_OUT),
+            ("hand_out_state", self.hand_out_state, HAND_OUT),
+            ("barrier", self.barrier, BARRIERS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
+        if self.max_moves < 0 or not 0 <= self.compact_hole_share <= 1 or self.headroom_share < 0:
+            raise ValueError("max_moves, compact_hole_share and headroom_share must not be negative")
+
+
+class Books:
+    """State of one arena of `total_bytes` over a storage plan, and the device that holds its bytes."""
+
+    def __init__(
+        self, plan: StoragePlan, total_bytes: int, device: Device, config: ArenaConfig
+    ) -> None:
+        self.plan = plan
+        self.config = config
+        self.device = device
+        self.observer: events.Observer | None = None
+        sink = plan.sink_bytes
+        names = [band.name for band in plan.bands]
+        self.full = names.index("full")
+        self.state = next(
+            (index for index, band in enumerate(plan.bands) if band.kind == "state"), None
+        )
+        self.windows = [index for index, band in enumerate(plan.bands) if band.kind == "window"]
+        self.window_lengths = [plan.bands[index].window_length for index in self.windows]
+        self.token_bands = [index for index in range(len(names)) if index != self.state]
+
+        def capacity(index: int) -> int:
+            page_bytes = plan.bands[index].page_bytes
+            return max(0, total_bytes // page_bytes - -(-sink // page_bytes))
+
+        owner = [self.state if index == self.state else self.full for index in range(len(names))]
+        self.bands = [
+            Band(band, index, total_bytes, sink, capacity(owner[index] or 0))
+            for index, band in enumerate(plan.bands)
+        ]
+        self.ids = IdSpace(capacity(self.full))
+        self.state_ids = IdSpace(capacity(self.state) if self.state is not None else 0)
+        self.chain = Chain(self.bands, sink, total_bytes)
+        self.ledger = RequestLedger(len(self.windows))
+        self.tickets = Tickets()
+        self.pins = Pins(self.bands)
+        self.gate_closed = False
+        self._extents_told = [band.byte_range() for band in self.bands]
+        device.allocate(
+            total_bytes,
+            [band.page_bytes for band in self.bands],
+            [band.virtual_capacity for band in self.bands],
+        )
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def held(self, demand: Sequence[int], *, ignore_fixed: bool = False) -> list[Held]:
+        """What each band must hold to serve `demand` on top of what is live."""
+        result = []
+        for band, pages in zip(self.bands, demand, strict=True):
+            fixed = None if ignore_fixed else self.fixed(band)
+            result.append(Held(band.live + self.pins.deferred[band.index] + pages, fixed))
+        return result
+
+    def fixed(self, band: Band) -> Span | None:
+        """The hull of places of `band` that cannot move now: pinned ones, and all live ones while
+        the gate is closed."""
+        hull = self.pins.hull(band.index) if self.pins.pins else None
+        if self.gate_closed and band.live:
+            first = int(band.outermost_live(1, from_high=False)[0])
+            last = int(band.outermost_live(1, from_high=True)[0])
+            if hull is None:
+                return first, last + 1
+            return min(first, hull[0]), max(last + 1, hull[1])
+        return hull
+
+    def serves(self, demand: Sequence[int]) -> bool:
+        """True exactly when an operation that needs `demand` more pages per band then succeeds."""
+        return self.chain.pack(self.held(demand)) is not None
+
+    # --- making room -----------------------------------------------------------------------------
+
+    def make_room(self, demand: Sequence[int]) -> list[Span] | Outcome:
+        """Regions in which every band can take its demand; pages move when they must. A refusal
+        comes back as its `Outcome`, with nothing changed."""
+        regions = self.chain.grant(demand)
+        if regions is not None:
+            return regions
+        if not self.serves(demand):
+            return self._refuse(demand)
+        self.settle("reuse of pending pages")
+        regions = self.chain.grant(demand)
+        if regions is not None:
+            return regions
+        layout = self._roomy_layout(demand)
+        self.execute(layout, why="relocate")
+        return layout.regions
+
+    def _roomy_layout(self, demand: Sequence[int]) -> Layout:
+        spare_bytes = int(self.config.headroom_share * self.chain.total_bytes)
+        roomy = [
+            pages + (spare_bytes // band.page_bytes if pages else 0)
+            for pages, band in zip(demand, self.bands, strict=True)
+        ]
+        layout = plan_layout(self.chain, self.held(roomy))
+        if layout is None:
+            layout = plan_layout(self.chain, self.held(demand))
+        assert layout is not None, "a demand that packs has a layout"
+        return layout
+
+    def _refuse(self, demand: Sequence[int]) -> Outcome:
+        held = self.held(demand)
+        reason = "memory"
+        if self.chain.pack(self.held(demand, ignore_fixed=True)) is not None:
+            reason = "gate" if self.gate_closed else "pins"
+        if self.observer is not None:
+            self.observer.effect(
+                events.Refusal(
+                    reason,
+                    tuple(demand),
+                    tuple(band.live for band in self.bands),
+                    tuple(want.fixed for want in held),
+                )
+            )
+        wanted = ", ".join(
+            f"{pages} of {band.name}"
+            for pages, band in zip(demand, self.bands, strict=True)
+            if pages
+        )
+        needed = self.plan.sink_bytes + sum(
+            want.pages * band.page_bytes for want, band in zip(held, self.bands, strict=True)
+        )
+        hint = {
+            "memory": "release or retract a request",
+            "gate": "open the gate, since pages would have to move",
+            "pins": "end a lease, since pinned pages would have to move",
+        }[reason]
+        return Outcome(
+            False,
+            reason=reason,
+            message=(
+                f"{wanted} more pages were asked for, but no layout of the arena holds them: "
+                f"{needed:,} bytes would be held of {self.chain.total_bytes:,}; {hint}"
+            ),
+            detail={"demand": tuple(demand)},
+        )
+
+    def settle(self, why: str) -> None:
+        """Order the schedule stream behind all launched work, so that every page that waits for it
+        can be reused by what is issued next. The host does not wait."""
+        if self.tickets.unsettled:
+            ticket = self.tickets.order_behind_all()
+            self.device.order_behind(ticket)
+            if self.observer is not None:
+                self.observer.effect(events.Barrier("settle", ticket, why))
+        self.reclaim()
+
+    def reclaim(self) -> None:
+        """Pages whose work is settled become holes; frontiers are pulled back past them."""
+        for index, places in self.tickets.take_settled():
+            band = self.bands[index]
+            band.reclaim(places)
+            band.absorb()
+            if self.observer is not None:
+                self.observer.effect(events.Reclaim(band.name, band.physical(places)))
+        self.tell_extents("reclaim")
+
+    def execute(self, layout: Layout, *, why: str) -> int:
+        """Run the moves of a layout, urgently: ordered behind launched work. Returns pages moved."""
+        if layout.moves:
+            self.settle("page moves")
+        for moves in layout.moves:
+            self.move(moves.band, moves.sources, moves.destinations, urgent=True)
+            self.tell_extents(why)
+        return sum(moves.sources.size for moves in layout.moves)
+
+    def move(self, band: Band, sources: Pages, destinations: Pages, *, urgent: bool) -> None:
+        """One batch of page copies and everything that follows from it."""
+        assert not self.gate_closed, "a page was about to move while the gate is closed"
+        from_pages, to_pages = band.physical(sources), band.physical(destinations)
+        self.device.move(band.index, from_pages, to_pages)
+        pending = self.tickets.unsettled
+        virtual = band.move(sources, destinations, pending=pending)
+        if self.observer is not None:
+            self.observer.effect(
+                events.PageMove(
+                    band.name, virtual, from_pages, to_pages, band.page_bytes, urgent
+                )
+            )
+        if pending:
+            self._defer(band, sources)
+        band.absorb()
+
+    # --- taking and dropping ----------------------------------------------------------------------
+
+    def take(self, band: Band, virtual: Pages, region: Span, holder: events.Holder) -> None:
+        """Bind virtual pages to fresh places of `band` inside its region and hand them out."""
+        if not virtual.size:
+            return
+        places = band.take(virtual.size, *region)
+        band.table.bind(virtual, places)
+        is_state = band.index == self.state
+        hand_out = self.config.hand_out_state if is_state else self.config.hand_out
+        if hand_out != "none":
+            value = 0 if hand_out == "zero" else 0xFF
+            self.device.fill(band.index, band.physical(places), value)
+        if self.observer is not None:
+            self.observer.effect(events.LeaseBegin(holder, band.name, virtual, True))
+
+    def drop(self, band: Band, virtual: Pages, holder: events.Holder) -> None:
+        """The owner of these pages holds them no more; they become holes when nothing launched and
+        no pin can touch them."""
+        if not virtual.size:
+            return
+        places = band.table.unbind(virtual)
+        if self.observer is not None:
+            self.observer.effect(events.LeaseEnd(holder, band.name, virtual, True))
+        if self.pins.pins:
+            places, pinned = split_pinned(band, places)
+            if pinned.size:
+                band.drop(pinned, pending=True)
+                self.pins.note_freed(band.index, pinned.size)
+        pending = self.tickets.unsettled
+        band.drop(places, pending=pending)
+        if pending:
+            self._defer(band, places)
+        band.absorb()
+
+    def unpin(self, number: int) -> None:
+        """End a lease; what it alone kept from reuse follows the launched work, then is free."""
+        pin, freed = self.pins.end(number)
+        band = self.bands[pin.band]
+        if self.observer is not None:
+            self.observer.effect(events.LeaseEnd(pin.holder, band.name, pin.virtual, False))
+        if freed.size:
+            self._defer(band, freed)
+            self.reclaim()
+
+    def _defer(self, band: Band, places: Pages) -> None:
+        stamp = self.tickets.defer(band.index, places)
+        if self.observer is not None and places.size:
+            self.observer.effect(events.Pending(band.name, band.physical(places), stamp))
+
+    # --- the device's mirror ------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """Bring the device's tables up to date, ordered after the reads of launched forwards."""
+        dirty = [band for band in self.bands if band.table.has_unpublished]
+        if not dirty:
+            return
+        if self.tickets.unsettled:
+            self._order_table_writes()
+        for band in dirty:
+            virtual = band.table.take_unpublished()
+            places = band.table.place_of[virtual]
+            physical = np.where(places >= 0, band.physical(places), -1)
+            self.device.publish(band.index, virtual, physical)
+            if self.observer is not None:
+                self.observer.effect(events.Publish(band.name, virtual.size))
+
+    def _order_table_writes(self) -> None:
+        newest = self.tickets.issued
+        if self.config.barrier == "coarse":
+            self.tickets.order_behind_all()
+            self.device.order_behind(newest)
+        else:
+            self.device.order_behind_reads(newest)
+        if self.observer is not None:
+            kind = f"write-after-read ({self.config.barrier})"
+            self.observer.effect(events.Barrier(kind, newest, "table publish"))
+
+    def tell_extents(self, why: str) -> None:
+        """Tell the observer about extents that changed since the last time."""
+        if self.observer is None:
+            return
+        for index, band in enumerate(self.bands):
+            now = band.byte_range() if band.extent else (0, 0)
+            if now != self._extents_told[index]:
+                self.observer.effect(
+                    events.BandMove(band.name, self._extents_told[index], now, why)
+                )
+                self._extents_told[index] = now

@@ -1,0 +1,51 @@
+"""The device that keeps books only: an arena of any size can be planned and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from bandscope.allocator.tables import Pages
+
+
+class NoDevice:
+    """A `Device` without bytes. Launched work completes at once."""
+
+    name = "none"
+    buffer = None
+    host_waits = 0
+
+    def allocate(
+        self, total_bytes: int, page_bytes: Sequence[int], virtual_pages: Sequence[int]
+    ) -> None:
+        pass
+
+    def move(self, band: int, sources: Pages, destinations: Pages) -> None:
+        pass
+
+    def fill(self, band: int, pages: Pages, value: int) -> None:
+        pass
+
+    def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
+        pass
+
+    def mirror(self, band: int) -> None:
+        return None
+
+    def launch(self, ticket: int) -> None:
+        pass
+
+    def forward(self, ticket: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def is_complete(self, ticket: int) -> bool:
+        return True
+
+    def order_behind(self, ticket: int) -> None:
+        pass
+
+    def order_behind_reads(self, ticket: int) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass

@@ -1,0 +1,64 @@
+"""What an arena asks of a device. The arena keeps the books; a device holds bytes and orders work.
+
+Every call here is *issued*, never awaited: when it returns, the work may still be ahead. Page numbers
+are physical (byte offset / page bytes of the band), in int64 NumPy arrays that the device copies
+before it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from bandscope.allocator.tables import Pages
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Device(Protocol):
+    """One arena's bytes. `name` is `none`, `cpu` or `cuda`; `buffer` is the `uint8` tensor of the
+    whole arena, None on a device that only keeps books. `host_waits` counts the times that a call
+    made the host wait for the device (0 is the rule; see DESIGN, idea 1)."""
+
+    name: str
+    buffer: torch.Tensor | None
+    host_waits: int
+
+    def allocate(
+        self, total_bytes: int, page_bytes: Sequence[int], virtual_pages: Sequence[int]
+    ) -> None:
+        """Take the arena's memory, zeroed, and a mirror of each band's table (all unmapped).
+
+        Raises `DeviceError` when there is not enough memory."""
+
+    def move(self, band: int, sources: Pages, destinations: Pages) -> None:
+        """Copy whole pages of a band; sources and destinations are disjoint."""
+
+    def fill(self, band: int, pages: Pages, value: int) -> None:
+        """Set every byte of these pages to `value` (0 to zero, 0xFF to poison)."""
+
+    def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
+        """Write table rows of the mirror: `physical[i]` (−1: unmapped) at `virtual[i]`."""
+
+    def mirror(self, band: int) -> torch.Tensor | None:
+        """The band's table on the device, int64 by virtual page, for kernels and engines."""
+
+    def launch(self, ticket: int) -> None:
+        """A forward with this ticket follows everything issued so far."""
+
+    def forward(self, ticket: int) -> AbstractContextManager[None]:
+        """Run the forward's own work inside this context: on the forward stream, in order."""
+
+    def is_complete(self, ticket: int) -> bool:
+        """True when the ticket's work has completed; never waits."""
+
+    def order_behind(self, ticket: int) -> None:
+        """Everything issued later waits for the whole forward `ticket` (and all before it)."""
+
+    def order_behind_reads(self, ticket: int) -> None:
+        """Everything issued later waits until forward `ticket` has read the tables."""
+
+    def synchronize(self) -> None:
+        """Wait for everything issued. For tests and reports, never inside an allocator call."""

@@ -1,0 +1,95 @@
+"""Pins: leases of somebody who reads or writes pages behind the scheduler's back.
+
+A pinned page neither moves nor gets reused. Owners (requests) are kept in `requests.py`; here are
+the pins of host copies and transfers. Because a pinned page cannot move, a lease remembers places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bandscope.allocator.band import PENDING, Band
+from bandscope.allocator.errors import MisuseError
+from bandscope.allocator.tables import Pages
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One lease: who holds which places of which band, and what they were called when it began."""
+
+    number: int
+    holder: str
+    band: int
+    places: Pages
+    virtual: Pages
+    generation: Pages
+
+
+class Pins:
+    """All pins of an arena. `deferred[band]` counts pages freed while pinned: they hold nothing,
+    but stay where they are until their last pin ends."""
+
+    def __init__(self, bands: list[Band]) -> None:
+        self._bands = bands
+        self.next_number = 1
+        self.pins: dict[int, Pin] = {}
+        self.deferred = [0] * len(bands)
+
+    def begin(self, holder: str, band: int, virtual: Pages, generation: Pages) -> Pin:
+        """Pin live pages; several pins of one page are counted."""
+        places = self._bands[band].table.place_of[virtual]
+        pin = Pin(self.next_number, holder, band, places, virtual, generation)
+        self.next_number += 1
+        self.pins[pin.number] = pin
+        self._bands[band].pin_count[places] += 1
+        return pin
+
+    def end(self, number: int) -> tuple[Pin, Pages]:
+        """Drop a pin; returns it and the places that it alone had kept from reuse."""
+        if number not in self.pins:
+            raise MisuseError(
+                f"lease {number} was ended, but it is not held (held: {sorted(self.pins)}); "
+                "end each lease once, by the number that Lease returned"
+            )
+        pin = self.pins.pop(number)
+        band = self._bands[pin.band]
+        band.pin_count[pin.places] -= 1
+        freed = pin.places[
+            (band.pin_count[pin.places] == 0) & (band.state[pin.places] == PENDING)
+        ]
+        self.deferred[pin.band] -= freed.size
+        return pin, freed
+
+    def note_freed(self, band: int, pinned: int) -> None:
+        """`pinned` places of `band` were freed while pinned."""
+        self.deferred[band] += pinned
+
+    def hull(self, band: int) -> tuple[int, int] | None:
+        """The lowest pinned place of `band` and one past the highest, None without pins."""
+        held = [pin.places for pin in self.pins.values() if pin.band == band and pin.places.size]
+        if not held:
+            return None
+        return min(int(p.min()) for p in held), max(int(p.max()) for p in held) + 1
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "next_number": self.next_number,
+            "pins": list(self.pins.values()),  # frozen, and their arrays are never written
+            "deferred": list(self.deferred),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.next_number = state["next_number"]
+        self.pins = {pin.number: pin for pin in state["pins"]}
+        self.deferred = list(state["deferred"])
+
+
+def split_pinned(band: Band, places: Pages) -> tuple[Pages, Pages]:
+    """`places` as (free of pins, pinned)."""
+    pinned = band.pin_count[places] > 0
+    if not pinned.any():
+        return places, np.empty(0, np.int64)
+    return places[~pinned], places[pinned]

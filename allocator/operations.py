@@ -1,0 +1,141 @@
+"""The one vocabulary of everything that can be asked of an arena.
+
+An operation is a small frozen value. `Arena.apply` takes one and returns an `Outcome`; the driver,
+the fuzzer, replay and traces all speak these. Operations name requests (integers the engine chose)
+and roles, never physical pages, so a list of them keeps its meaning when some are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Base of all operations; `kind` is the name used in traces and reports."""
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Admit(Operation):
+    """A request enters: it gets a row and, where the model keeps state, `state_slots` slots."""
+
+    request: int
+    state_slots: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Extend(Operation):
+    """Room for `tokens` more tokens of one request in every token band (a prefill chunk)."""
+
+    request: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decode(Operation):
+    """Room for one more token of each request, all or none."""
+
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrimWindow(Operation):
+    """Free the window pages that no future token of these requests attends to."""
+
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Operation):
+    """A request leaves and frees everything; `why`: finished, aborted, retracted."""
+
+    request: int
+    why: str = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch(Operation):
+    """A forward over these requests starts: tables are published, the next ticket is its value."""
+
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Complete(Operation):
+    """The engine saw that the work of `ticket` has completed."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compact(Operation):
+    """Close holes. Opportunistic: at most `max_moves` page moves per band (the arena's cap when
+    None), only bands whose share of holes is worth it, never a page that launched work may write.
+    Urgent: every band packed, no cap, ordered behind launched work by a barrier."""
+
+    urgent: bool = False
+    max_moves: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve(Operation):
+    """Make room now for a demand (pages per band, in chain order) without taking it: the moves an
+    allocation of that size would need are made, and later operations up to it find room."""
+
+    demand: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease(Operation):
+    """Pin pages of a request so that they neither move nor get reused until `EndLease`.
+
+    Pages are named by role: pages `[first_page, stop_page)` of the request's own order in `band`
+    (state bands: slots). The value of the outcome is the lease's number.
+    """
+
+    request: int
+    band: str
+    first_page: int
+    stop_page: int
+    holder: str = "host copy"
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease(Operation):
+    """Drop a pin; pages freed meanwhile become reusable when their work has completed."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetGate(Operation):
+    """Close (or open) the gate: while closed, no page of any band may move."""
+
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an operation.
+
+    `ok` is True when it was done. A refusal changed nothing and says why: `reason` is `memory`,
+    `gate`, `pins`, `ids` or `misuse`; `message` is one sentence. `value` is what the operation
+    yields (a ticket, a lease, the pages moved), None otherwise.
+    """
+
+    ok: bool
+    value: Any = None
+    reason: str = ""
+    message: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+DONE = Outcome(True)

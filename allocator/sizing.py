@@ -1,0 +1,105 @@
+"""How large an arena is, and whether it can run anything at all.
+
+First version: the arena's bytes are given, or a share of the device's memory; the floor is what one
+request needs at batch size 1. (Targets per band and concurrency come on top of this.)
+"""
+
+from __future__ import annotations
+
+import re
+
+from bandscope.allocator.errors import SizingError
+from bandscope.allocator.plan import StoragePlan
+
+# Every view's rows start on whole words of this size, whatever their dtype.
+ROUND_BYTES = 256
+
+_UNITS = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+ARENA_BYTES_MAX = 1 << 50
+
+
+def parse_bytes(text: str) -> int:
+    """`8GiB`, `500MB`, `4096` → bytes. Raises `SizingError` for anything else, 0 and absurd sizes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
+        raise SizingError(
+            f"{text!r} was given as a size, but it is not a number with a unit; write it like 8GiB, "
+            "500MB or 4096"
+        )
+    size = int(float(match.group(1)) * unit)
+    if not 0 < size <= ARENA_BYTES_MAX:
+        raise SizingError(
+            f"{text!r} was given as a size, but sizes lie between 1 byte and 1024 TiB"
+        )
+    return size
+
+
+def usable_bytes(total_bytes: int) -> int:
+    """`total_bytes` rounded down to whole `ROUND_BYTES`; the rest (< 256 bytes) is left unused."""
+    return total_bytes // ROUND_BYTES * ROUND_BYTES
+
+
+def share_of_memory(total_bytes: int, free_bytes: int, fraction: float) -> int:
+    """The arena's bytes when a `fraction` of a device's `total_bytes` is set aside for it."""
+    if not 0 < fraction <= 1:
+        raise SizingError(
+            f"a memory fraction of {fraction} was asked for; give a number above 0 and up to 1"
+        )
+    wanted = usable_bytes(int(total_bytes * fraction))
+    if wanted > free_bytes:
+        raise SizingError(
+            f"{fraction:.0%} of the device's {total_bytes:,} bytes were asked for, but only "
+            f"{free_bytes:,} are free; lower the fraction or free memory"
+        )
+    return wanted
+
+
+def check_holds_one_page(plan: StoragePlan, total_bytes: int) -> None:
+    """`SizingError` unless one page of every band fits beside the sink (the least that is an arena)."""
+    terms = {"sink": plan.sink_bytes}
+    terms |= {f"one page of {band.name}": band.page_bytes for band in plan.bands}
+    _check(plan, total_bytes, terms, "one page of every band")
+
+
+def floor_terms(plan: StoragePlan, context_tokens: int | None = None) -> dict[str, int]:
+    """The terms of the one-request floor, in bytes: sink, window rows, one state slot, one page of
+    full attention. A window of unstated length counts as the whole context."""
+    context = context_tokens or plan.context_length
+    terms = {"sink": plan.sink_bytes}
+    for band in plan.bands:
+        if band.kind == "state":
+            terms[f"1 slot of {band.name}"] = band.page_bytes
+        elif band.kind == "full":
+            terms[f"1 page of {band.name}"] = band.page_bytes
+        else:
+            length = band.window_length or context or 1
+            tokens = length + band.page_size
+            if context is not None:
+                tokens = min(context, tokens)
+            pages = -(-tokens // band.page_size)
+            terms[f"{pages} pages of {band.name}"] = pages * band.page_bytes
+    return terms
+
+
+def check_one_request_floor(
+    plan: StoragePlan, total_bytes: int, context_tokens: int | None = None
+) -> None:
+    """`SizingError` naming every term unless one request at batch size 1 can run."""
+    terms = floor_terms(plan, context_tokens)
+    _check(plan, usable_bytes(total_bytes), terms, "one request")
+
+
+def _check(plan: StoragePlan, total_bytes: int, terms: dict[str, int], what: str) -> None:
+    needed = sum(terms.values())
+    if total_bytes < needed:
+        listed = " + ".join(f"{name} {size:,}" for name, size in terms.items())
+        raise SizingError(
+            f"an arena of {total_bytes:,} bytes was asked for {plan.model}, but {what} needs "
+            f"{needed:,} bytes ({listed}); make the arena larger or the page size smaller"
+        )
