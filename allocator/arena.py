@@ -16,6 +16,7 @@ import numpy as np
 from bandscope.allocator import checks, sizing
 from bandscope.allocator import operations as ops
 from bandscope.allocator.books import ArenaConfig, Books
+from bandscope.allocator.chain import Held
 from bandscope.allocator.device import open_device
 from bandscope.allocator.device.protocol import Device
 from bandscope.allocator.errors import InvariantError, MisuseError
@@ -177,6 +178,10 @@ class Arena:
         """True exactly when some layout holds what is live plus `demand` (pages per band, in chain
         order), so that an operation that needs it succeeds now."""
         return self.books.serves(demand)
+
+    def serves_when_empty(self, demand: Sequence[int]) -> bool:
+        """True when an otherwise empty arena would hold `demand`."""
+        return self.books.chain.pack([Held(pages) for pages in demand]) is not None
 
     def facts(self) -> list[BandFacts]:
         """Per band, in chain order: what is held (exact) and what could still be taken alone (an

@@ -80,12 +80,17 @@ def _cheapest_cuts(chain: Chain, held: Sequence[Held], tops: list[int]) -> list[
     steps: list[tuple[np.ndarray, np.ndarray]] = []
     for index in range(len(chain.bands) - 1):
         below, above = chain.bands[index], chain.bands[index + 1]
+        lowest, highest = tops[index], floors[index + 1]
         reached = _tops_from(below, held[index], positions)
-        reached = reached[reached <= floors[index + 1]]
+        reached = reached[reached <= highest]
         best = _running_argmin(costs[: reached.size])
-        ends = _live_pages(below, tops[index] // below.page_bytes, None) + 1
+        if index == len(chain.bands) - 2:
+            # Nothing above depends on the last cut, so raising it to the next frontier is free.
+            lowest = max(lowest, min(highest, chain.room(index)[1]))
+            reached = np.maximum(reached, lowest)
+        ends = _live_pages(below, lowest // below.page_bytes, None) + 1
         ends *= below.page_bytes
-        candidates = np.concatenate([reached, ends[ends <= floors[index + 1]]])
+        candidates = np.concatenate([reached, ends[ends <= highest]])
         candidates.sort()
         origin = best[np.searchsorted(reached, candidates, side="right") - 1]
         positions = candidates

@@ -1,0 +1,81 @@
+"""What a run of the scheduler counted, independent of what memory it ran against."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Results:
+    """Counters and samples of one run; seconds are of the virtual clock."""
+
+    arrived: int = 0
+    admissions: int = 0
+    finished: int = 0
+    retractions: int = 0
+    clipped_outputs: int = 0
+    admission_waits: int = 0
+    idle_times: int = 0
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    generated_tokens: int = 0
+    clock_seconds: float = 0.0
+    refusals: Counter[str] = field(default_factory=Counter)
+    aborts: Counter[str] = field(default_factory=Counter)
+    first_aborts: list[dict[str, Any]] = field(default_factory=list)
+    queue_seconds: list[float] = field(default_factory=list)
+    first_token_seconds: list[float] = field(default_factory=list)
+    finished_seconds: list[float] = field(default_factory=list)
+
+    def step(self, prefill_tokens: int, decoding: int) -> None:
+        """One forward ran."""
+        self.steps += 1
+        self.prefill_tokens += prefill_tokens
+        self.decode_tokens += decoding
+
+    def abort(self, request: int, reason: str, detail: str) -> None:
+        """A request was refused for good."""
+        self.aborts[reason] += 1
+        if len(self.first_aborts) < 5:
+            self.first_aborts.append({"request": request, "reason": reason, "detail": detail})
+
+    def finish(self, clock_seconds: float) -> None:
+        """The run is over (or was stopped) at this time."""
+        self.clock_seconds = clock_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number, with the samples as percentiles."""
+        plain = {
+            name: getattr(self, name)
+            for name in (
+                "arrived", "admissions", "finished", "retractions", "clipped_outputs",
+                "admission_waits", "idle_times", "steps", "prefill_tokens", "decode_tokens",
+                "generated_tokens", "clock_seconds",
+            )
+        }  # fmt: skip
+        return {
+            **plain,
+            "refusals": dict(self.refusals),
+            "aborts": dict(self.aborts),
+            "first_aborts": self.first_aborts,
+            "queue_seconds": percentiles(self.queue_seconds),
+            "first_token_seconds": percentiles(self.first_token_seconds),
+            "finished_seconds": percentiles(self.finished_seconds),
+        }
+
+
+def percentiles(samples: list[float]) -> dict[str, float | None]:
+    """Mean, p50, p90, p99 and maximum; None without samples."""
+    if not samples:
+        return {"mean": None, "p50": None, "p90": None, "p99": None, "max": None}
+    values = np.asarray(samples)
+    p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
+    return {
+        "mean": float(values.mean()), "p50": p50, "p90": p90, "p99": p99,
+        "max": float(values.max()),
+    }  # fmt: skip

@@ -1,0 +1,267 @@
+"""A forward that proves content: every row it computes carries a stamp, read back later.
+
+The stamp of a row is a hash of (request, position, layer row). It is written through the layer views
+of the arena at the page the tables name at that moment, and compared when it is read back through
+the page the tables name by then. So a page that was moved to the wrong place, shared by two owners,
+or handed out while still in use shows as wrong bytes, naming request, position and page.
+
+State slots are read, compared and rewritten by every forward, as a recurrent layer does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from bandscope.allocator.arena import Arena
+from bandscope.allocator.layout import row_view
+from bandscope.allocator.plan import BandPlan
+
+WORD = torch.int64
+WORD_BYTES = 8
+# Rows whose stamps are computed at once; bounds the scratch memory of a step.
+_ROWS_AT_ONCE = 1 << 20
+_MIX = (-7046029254386353131, -4417276706812531889, -2960836687055557781)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A row that does not hold what its owner wrote."""
+
+    request: int
+    position: int
+    band: str
+    layer: int
+    row: str
+    page: int
+    expected: int
+    found: int
+
+    def __str__(self) -> str:
+        return (
+            f"content: request {self.request}, position {self.position}, band {self.band}, layer "
+            f"{self.layer} row {self.row}, physical page {self.page}: expected stamp "
+            f"{self.expected & 0xFFFFFFFFFFFFFFFF:#018x}, found "
+            f"{self.found & 0xFFFFFFFFFFFFFFFF:#018x}"
+        )
+
+
+@dataclass
+class StampedBand:
+    """Where a band's stamps lie: words of the arena, one per layer row of an entry."""
+
+    plan: BandPlan
+    index: int
+    page_words: int
+    entry_words: int
+    row_words: torch.Tensor  # (rows,) word offset of each row inside page 0's first entry
+    row_salts: torch.Tensor  # (rows,)
+
+    @classmethod
+    def of(cls, arena: Arena, plan: BandPlan, index: int) -> StampedBand:
+        """Offsets and strides as the layer views themselves state them."""
+        views = [row_view(plan, row, arena.buffer, WORD, ()) for row in plan.rows]
+        strides = {view.stride() for view in views}
+        assert len(strides) == 1, "rows of one band share their strides"
+        stride = strides.pop()
+        entry_words = stride[1] if len(stride) > 1 else plan.entry_bytes // WORD_BYTES
+        words = torch.tensor([view.storage_offset() for view in views])
+        salts = _mix(torch.arange(len(views)) + 1000 * (index + 1))
+        device = arena.buffer.device
+        return cls(plan, index, stride[0], entry_words, words.to(device), salts.to(device))
+
+    @property
+    def rows_per_batch(self) -> int:
+        return max(1, _ROWS_AT_ONCE // max(1, len(self.plan.rows)))
+
+
+@dataclass
+class StampForward:
+    """Writes and checks stamps. `sample`: live tokens read back every step; `everything`: read
+    back the whole context of every request of the batch instead."""
+
+    arena: Arena
+    sample: int = 64
+    everything: bool = False
+    seed: int = 0
+    rows_written: int = 0
+    rows_checked: int = 0
+    mismatch_count: int = 0
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        arena = self.arena
+        self._flat = arena.buffer.view(WORD)
+        self._device = arena.buffer.device
+        self._bands = [
+            StampedBand.of(arena, plan, index)
+            for index, plan in enumerate(arena.plan.bands)
+            if plan.rows
+        ]
+        self._random = np.random.Generator(np.random.PCG64(self.seed))
+
+    # --- the model's part of a step -------------------------------------------------------------
+
+    def run(self, ticket: int, spans: list[tuple[int, int, int]]) -> None:
+        """Write the rows of every span, then read back a sample of the batch's context."""
+        with self.arena.device.forward(ticket):
+            for band in self._bands:
+                if band.plan.kind == "state":
+                    self._step_states(band, spans)
+                    continue
+                requests, positions, pages = self._span_tokens(band, spans)
+                self._write(band, requests, positions, pages)
+                if self.everything:
+                    for request, _, stop in spans:
+                        self._check_request(band, request, stop)
+                else:
+                    self._check_sample(band, spans)
+
+    def leaving(self, request: int, tokens: int) -> None:
+        """Read back all that the request still holds."""
+        for band in self._bands:
+            if band.plan.kind == "state":
+                if tokens:
+                    self._check_states(band, [(request, tokens)])
+            else:
+                self._check_request(band, request, tokens)
+
+    # --- token rows -----------------------------------------------------------------------------------
+
+    def _span_tokens(
+        self, band: StampedBand, spans: list[tuple[int, int, int]]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(request, position, physical page) of every token of the spans."""
+        requests, positions, pages = [], [], []
+        for request, start, stop in spans:
+            held, first = self.arena.pages_of(request, band.plan.name)
+            tokens = np.arange(max(start, first * band.plan.page_size), stop)
+            requests.append(np.full(tokens.size, request))
+            positions.append(tokens)
+            pages.append(held[tokens // band.plan.page_size - first])
+        return np.concatenate(requests), np.concatenate(positions), np.concatenate(pages)
+
+    def _check_sample(self, band: StampedBand, spans: list[tuple[int, int, int]]) -> None:
+        chosen = self._random.integers(0, len(spans), self.sample)
+        requests, positions, pages = [], [], []
+        for index in np.unique(chosen).tolist():
+            request, _, stop = spans[index]
+            held, first = self.arena.pages_of(request, band.plan.name)
+            lowest = first * band.plan.page_size
+            tokens = self._random.integers(lowest, stop, int((chosen == index).sum()))
+            requests.append(np.full(tokens.size, request))
+            positions.append(tokens)
+            pages.append(held[tokens // band.plan.page_size - first])
+        self._check(
+            band, np.concatenate(requests), np.concatenate(positions), np.concatenate(pages)
+        )
+
+    def _check_request(self, band: StampedBand, request: int, tokens: int) -> None:
+        held, first = self.arena.pages_of(request, band.plan.name)
+        positions = np.arange(first * band.plan.page_size, tokens)
+        pages = held[positions // band.plan.page_size - first]
+        self._check(band, np.full(positions.size, request), positions, pages)
+
+    # --- state rows -------------------------------------------------------------------------------------
+
+    def _step_states(self, band: StampedBand, spans: list[tuple[int, int, int]]) -> None:
+        self._check_states(band, [(request, start) for request, start, _ in spans if start])
+        slots = np.concatenate([self.arena.pages_of(span[0], band.plan.name)[0] for span in spans])
+        requests = np.array([request for request, _, _ in spans])
+        self._write(band, requests, np.array([stop for _, _, stop in spans]), slots, state=True)
+
+    def _check_states(self, band: StampedBand, spans: list[tuple[int, int]]) -> None:
+        if not spans:
+            return
+        slots = np.concatenate([self.arena.pages_of(span[0], band.plan.name)[0] for span in spans])
+        requests = np.array([request for request, _ in spans])
+        self._check(
+            band, requests, np.array([tokens for _, tokens in spans]), slots, state=True
+        )
+
+    # --- words ------------------------------------------------------------------------------------------
+
+    def _batches(
+        self,
+        band: StampedBand,
+        requests: np.ndarray,
+        positions: np.ndarray,
+        pages: np.ndarray,
+        state: bool,
+    ):  # type: ignore[no-untyped-def]
+        step = band.rows_per_batch
+        for start in range(0, requests.size, step):  # over batches of bounded scratch, not pages
+            part = slice(start, start + step)
+            page = torch.from_numpy(pages[part]).to(self._device)
+            position = torch.from_numpy(positions[part]).to(self._device)
+            request = torch.from_numpy(requests[part]).to(self._device)
+            base = page * band.page_words
+            if not state:
+                base = base + position % band.plan.page_size * band.entry_words
+            words = base[:, None] + band.row_words[None, :]
+            stamps = _mix(request * _MIX[1] + position)[:, None] ^ band.row_salts[None, :]
+            yield part, words, stamps
+
+    def _write(
+        self,
+        band: StampedBand,
+        requests: np.ndarray,
+        positions: np.ndarray,
+        pages: np.ndarray,
+        state: bool = False,
+    ) -> None:
+        for _, words, stamps in self._batches(band, requests, positions, pages, state):
+            _put(self._flat, words, stamps)
+            self.rows_written += words.numel()
+
+    def _check(
+        self,
+        band: StampedBand,
+        requests: np.ndarray,
+        positions: np.ndarray,
+        pages: np.ndarray,
+        state: bool = False,
+    ) -> None:
+        for part, words, stamps in self._batches(band, requests, positions, pages, state):
+            found = _take(self._flat, words)
+            self.rows_checked += words.numel()
+            wrong = found != stamps
+            if bool(wrong.any()):
+                where = wrong.nonzero().cpu().numpy()
+                self.mismatch_count += len(where)
+                for token, row in where[: max(0, 20 - len(self.mismatches))].tolist():
+                    plan = band.plan.rows[row]
+                    self.mismatches.append(
+                        Mismatch(
+                            int(requests[part][token]),
+                            int(positions[part][token]),
+                            band.plan.name,
+                            plan.layer,
+                            plan.name,
+                            int(pages[part][token]),
+                            int(stamps[token, row]),
+                            int(found[token, row]),
+                        )
+                    )
+
+
+def _mix(values: torch.Tensor) -> torch.Tensor:
+    """A 64-bit mix; torch's int64 products wrap, on the CPU and on a GPU alike."""
+    values = values * _MIX[0]
+    values = (values ^ (values >> 29)) * _MIX[2]
+    return values ^ (values >> 32)
+
+
+def _put(flat: torch.Tensor, words: torch.Tensor, stamps: torch.Tensor) -> None:
+    if flat.device.type == "cpu":  # NumPy scatters several times faster than torch on a CPU
+        flat.numpy()[words.numpy()] = stamps.numpy()
+    else:
+        flat[words] = stamps
+
+
+def _take(flat: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    if flat.device.type == "cpu":
+        return torch.from_numpy(flat.numpy()[words.numpy()])
+    return flat[words]
