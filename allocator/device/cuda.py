@@ -112,6 +112,11 @@ class CudaDevice:
         done = self._done.get(ticket)
         return done is not None and done.query()
 
+    def wait(self, ticket: int) -> None:
+        done = self._done.get(ticket)
+        if done is not None:
+            done.synchronize()
+
     def order_behind(self, ticket: int) -> None:
         done = self._done.get(ticket)
         if done is None:  # the forward's work is still being issued: wait for all of its stream

@@ -41,6 +41,9 @@ class NoDevice:
     def is_complete(self, ticket: int) -> bool:
         return True
 
+    def wait(self, ticket: int) -> None:
+        pass
+
     def order_behind(self, ticket: int) -> None:
         pass
 

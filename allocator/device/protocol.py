@@ -54,6 +54,10 @@ class Device(Protocol):
     def is_complete(self, ticket: int) -> bool:
         """True when the ticket's work has completed; never waits."""
 
+    def wait(self, ticket: int) -> None:
+        """Block the host until the ticket's work has completed, for an engine that needs its result.
+        Never called by the arena."""
+
     def order_behind(self, ticket: int) -> None:
         """Everything issued later waits for the whole forward `ticket` (and all before it)."""
 

@@ -85,6 +85,8 @@ class ArenaMemory:
         return self.arena.launch(requests)
 
     def complete(self, ticket: int) -> None:
+        # An engine needs the step's tokens here anyway, so it is the engine that waits, not the arena.
+        self.arena.device.wait(ticket)
         self.arena.complete(ticket)
 
     def compact(self) -> None:

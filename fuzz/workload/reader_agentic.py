@@ -26,8 +26,8 @@ from bandscope.fuzz.workload.reader_lines import (
 )
 from bandscope.fuzz.workload.request import Request, RequestStream
 
-#: Mean time between the starts of two conversations. With the 48 of the shared data, which take
-#: an hour each on average, about 30 then run at once.
+#: Mean time between the starts of two conversations. Of the 48 of the shared data, which take an
+#: hour each on average, up to 27 then overlap (seed 0).
 CONVERSATION_GAP_SECONDS = 120.0
 
 #: A conversation that would be one more than this starts when another has ended.

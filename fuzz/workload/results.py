@@ -25,6 +25,12 @@ class Results:
     decode_tokens: int = 0
     generated_tokens: int = 0
     clock_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    concurrency_peak: int = 0
+    concurrency_mean: float = 0.0
+    used_bytes_peak: int = 0
+    used_bytes_mean: float = 0.0
+    stopped_early: bool = False
     refusals: Counter[str] = field(default_factory=Counter)
     aborts: Counter[str] = field(default_factory=Counter)
     first_aborts: list[dict[str, Any]] = field(default_factory=list)
@@ -32,21 +38,25 @@ class Results:
     first_token_seconds: list[float] = field(default_factory=list)
     finished_seconds: list[float] = field(default_factory=list)
 
-    def step(self, prefill_tokens: int, decoding: int) -> None:
-        """One forward ran."""
+    def step(
+        self, seconds: float, prefill_tokens: int, decoding: int, running: int, used_bytes: int
+    ) -> None:
+        """One forward ran for `seconds`; means are weighted by time."""
         self.steps += 1
         self.prefill_tokens += prefill_tokens
         self.decode_tokens += decoding
+        self.busy_seconds += seconds
+        share = seconds / self.busy_seconds
+        self.concurrency_peak = max(self.concurrency_peak, running)
+        self.concurrency_mean += (running - self.concurrency_mean) * share
+        self.used_bytes_peak = max(self.used_bytes_peak, used_bytes)
+        self.used_bytes_mean += (used_bytes - self.used_bytes_mean) * share
 
     def abort(self, request: int, reason: str, detail: str) -> None:
         """A request was refused for good."""
         self.aborts[reason] += 1
         if len(self.first_aborts) < 5:
             self.first_aborts.append({"request": request, "reason": reason, "detail": detail})
-
-    def finish(self, clock_seconds: float) -> None:
-        """The run is over (or was stopped) at this time."""
-        self.clock_seconds = clock_seconds
 
     def to_json(self) -> dict[str, Any]:
         """Every number, with the samples as percentiles."""
@@ -55,7 +65,8 @@ class Results:
             for name in (
                 "arrived", "admissions", "finished", "retractions", "clipped_outputs",
                 "admission_waits", "idle_times", "steps", "prefill_tokens", "decode_tokens",
-                "generated_tokens", "clock_seconds",
+                "generated_tokens", "clock_seconds", "busy_seconds", "concurrency_peak",
+                "concurrency_mean", "used_bytes_peak", "used_bytes_mean", "stopped_early",
             )
         }  # fmt: skip
         return {

@@ -113,6 +113,7 @@ class Scheduler:
     forward: Forward = field(default_factory=NoForward)
     results: Results = field(default_factory=Results)
     after_step: Callable[[Scheduler], None] | None = None
+    should_stop: Callable[[], bool] = lambda: False  # noqa: E731
 
     def __post_init__(self) -> None:
         self.plan = self.memory.plan
@@ -133,6 +134,10 @@ class Scheduler:
         arrivals = iter(requests)
         upcoming = next(arrivals, None)
         while upcoming is not None or self.waiting or self.running_count:
+            if self.should_stop():
+                self.results.stopped_early = True
+                self._release_all()
+                break
             while upcoming is not None and upcoming.arrival_seconds <= self.clock_seconds:
                 self.waiting.append(Waiting(upcoming))
                 self.results.arrived += 1
@@ -145,7 +150,7 @@ class Scheduler:
                 self._idle()
                 self.clock_seconds = max(self.clock_seconds, upcoming.arrival_seconds)
         self._idle()
-        self.results.finish(self.clock_seconds)
+        self.results.clock_seconds = self.clock_seconds
         return self.results
 
     @property
@@ -156,6 +161,11 @@ class Scheduler:
         """Requests that hold memory, in the order of their admission within each phase."""
         yield from self.prefilling
         yield from self.decoding
+
+    def _release_all(self) -> None:
+        for running in list(self.running()):
+            self._leave(running, "stopped")
+        self.prefilling, self.decoding = [], []
 
     def _idle(self) -> None:
         self._complete(keep=0)
@@ -283,8 +293,11 @@ class Scheduler:
         ticket = self.memory.launch(batch)
         self._in_flight.append(ticket)
         self.forward.run(ticket, spans)
-        self.clock_seconds += self.config.cost.seconds(prefill_tokens, len(decoding))
-        self.results.step(prefill_tokens, len(decoding))
+        seconds = self.config.cost.seconds(prefill_tokens, len(decoding))
+        self.clock_seconds += seconds
+        self.results.step(
+            seconds, prefill_tokens, len(decoding), self.running_count, self.memory.used_bytes()
+        )
         self._advance(decoding)
         finished = self._collect_finished()
         gone = {running.number for running in finished}

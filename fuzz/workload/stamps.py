@@ -10,6 +10,7 @@ State slots are read, compared and rewritten by every forward, as a recurrent la
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,7 @@ WORD = torch.int64
 WORD_BYTES = 8
 # Rows whose stamps are computed at once; bounds the scratch memory of a step.
 _ROWS_AT_ONCE = 1 << 20
+MISMATCHES_KEPT = 20
 _MIX = (-7046029254386353131, -4417276706812531889, -2960836687055557781)
 
 
@@ -80,11 +82,13 @@ class StampedBand:
 @dataclass
 class StampForward:
     """Writes and checks stamps. `sample`: live tokens read back every step; `everything`: read
-    back the whole context of every request of the batch instead."""
+    back the whole context of every request of the batch instead. `expect_zeroed`: a row that is
+    written for the first time must have been handed out as zeros."""
 
     arena: Arena
     sample: int = 64
     everything: bool = False
+    expect_zeroed: bool = False
     seed: int = 0
     rows_written: int = 0
     rows_checked: int = 0
@@ -121,6 +125,7 @@ class StampForward:
 
     def leaving(self, request: int, tokens: int) -> None:
         """Read back all that the request still holds."""
+        self.arena.device.synchronize()  # moves on the schedule stream may be ahead of us
         for band in self._bands:
             if band.plan.kind == "state":
                 if tokens:
@@ -190,7 +195,8 @@ class StampForward:
         positions: np.ndarray,
         pages: np.ndarray,
         state: bool,
-    ):  # type: ignore[no-untyped-def]
+    ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+        """(which tokens, word index of each of their rows, stamp of each) in bounded pieces."""
         step = band.rows_per_batch
         for start in range(0, requests.size, step):  # over batches of bounded scratch, not pages
             part = slice(start, start + step)
@@ -212,7 +218,10 @@ class StampForward:
         pages: np.ndarray,
         state: bool = False,
     ) -> None:
-        for _, words, stamps in self._batches(band, requests, positions, pages, state):
+        for part, words, stamps in self._batches(band, requests, positions, pages, state):
+            if self.expect_zeroed and not state:
+                found = _take(self._flat, words)
+                self._compare(band, requests[part], positions[part], pages[part], 0 * found, found)
             _put(self._flat, words, stamps)
             self.rows_written += words.numel()
 
@@ -227,24 +236,36 @@ class StampForward:
         for part, words, stamps in self._batches(band, requests, positions, pages, state):
             found = _take(self._flat, words)
             self.rows_checked += words.numel()
-            wrong = found != stamps
-            if bool(wrong.any()):
-                where = wrong.nonzero().cpu().numpy()
-                self.mismatch_count += len(where)
-                for token, row in where[: max(0, 20 - len(self.mismatches))].tolist():
-                    plan = band.plan.rows[row]
-                    self.mismatches.append(
-                        Mismatch(
-                            int(requests[part][token]),
-                            int(positions[part][token]),
-                            band.plan.name,
-                            plan.layer,
-                            plan.name,
-                            int(pages[part][token]),
-                            int(stamps[token, row]),
-                            int(found[token, row]),
-                        )
-                    )
+            self._compare(band, requests[part], positions[part], pages[part], stamps, found)
+
+    def _compare(
+        self,
+        band: StampedBand,
+        requests: np.ndarray,
+        positions: np.ndarray,
+        pages: np.ndarray,
+        expected: torch.Tensor,
+        found: torch.Tensor,
+    ) -> None:
+        wrong = found != expected
+        if not bool(wrong.any()):
+            return
+        where = wrong.nonzero().cpu().numpy()
+        self.mismatch_count += len(where)
+        for token, row in where[: max(0, MISMATCHES_KEPT - len(self.mismatches))].tolist():
+            plan = band.plan.rows[row]
+            self.mismatches.append(
+                Mismatch(
+                    int(requests[token]),
+                    int(positions[token]),
+                    band.plan.name,
+                    plan.layer,
+                    plan.name,
+                    int(pages[token]),
+                    int(expected[token, row]),
+                    int(found[token, row]),
+                )
+            )
 
 
 def _mix(values: torch.Tensor) -> torch.Tensor:

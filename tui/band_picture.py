@@ -1,0 +1,79 @@
+"""The bands over time as text: the arena's bytes across, time downwards, one letter per band.
+
+Colour and letter both tell the bands apart, so the picture reads the same without colour. Bytes
+between frontiers are dots, the sink is `.`-free shade at the left edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from bandscope.allocator.plan import StoragePlan
+from bandscope.fuzz.workload.series import Sample
+from bandscope.tui.units import spell_bytes, spell_seconds
+
+# Okabe and Ito's palette: told apart with every common form of colour blindness.
+_COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00")
+_SINK, _GAP = "#", "·"
+WIDTH_MIN = 20
+
+
+def band_letters(plan: StoragePlan) -> list[str]:
+    """One letter per band in chain order: `S` state, `F` full attention, `A`, `B`… windows."""
+    letters, windows = [], iter("ABCDEGHIJ")
+    for band in plan.bands:
+        letters.append({"state": "S", "full": "F"}.get(band.kind) or next(windows))
+    return letters
+
+
+def band_styles(plan: StoragePlan) -> list[str]:
+    """The colour of each band, in chain order."""
+    return [_COLOURS[index % len(_COLOURS)] for index in range(len(plan.bands))]
+
+
+def picture(
+    plan: StoragePlan, total_bytes: int, samples: Sequence[Sample], *, width: int, rows: int
+) -> Text:
+    """A compact chart of the samples, at most `rows` lines of `width` columns, with a legend."""
+    width = max(width, WIDTH_MIN)
+    label_width = 10
+    columns = max(1, width - label_width - 2)
+    letters, styles = band_letters(plan), band_styles(plan)
+    text = Text(no_wrap=True, overflow="crop")
+    step = max(1, -(-len(samples) // max(1, rows)))
+    for sample in samples[step - 1 :: step]:
+        text.append(f"{spell_seconds(sample.clock_seconds):>{label_width}} ", style="dim")
+        for glyph, band in _line(plan, total_bytes, sample, columns, letters):
+            text.append(glyph, style="dim" if band is None else styles[band])
+        text.append("\n")
+    text.append(" " * (label_width + 1))
+    text.append(f"0{spell_bytes(total_bytes):>{columns - 1}}\n", style="dim")
+    text.append(" " * (label_width + 1))
+    for index, band in enumerate(plan.bands):
+        text.append(f"{letters[index]} {band.name}  ", style=styles[index])
+    text.append(f"{_SINK} sink  {_GAP} gap", style="dim")
+    return text
+
+
+def _line(
+    plan: StoragePlan, total_bytes: int, sample: Sample, columns: int, letters: list[str]
+) -> list[tuple[str, int | None]]:
+    """Runs of (glyph × length, band or None) of one sample, exactly `columns` characters."""
+    cells: list[tuple[str, int | None]] = [(_GAP, None)] * columns
+    sink_cells = plan.sink_bytes * columns // total_bytes
+    cells[:sink_cells] = [(_SINK, None)] * sink_cells
+    for index, (start, stop) in enumerate(sample.extents):
+        if stop > start:
+            first = min(columns - 1, start * columns // total_bytes)
+            # A band of a few bytes still gets a cell: what exists is visible.
+            last = max(first + 1, min(columns, round(stop * columns / total_bytes)))
+            cells[first:last] = [(letters[index], index)] * (last - first)
+    runs: list[tuple[str, int | None]] = []
+    for glyph, band in cells:
+        if runs and runs[-1][1] == band and runs[-1][0][0] == glyph:
+            runs[-1] = (runs[-1][0] + glyph, band)
+        else:
+            runs.append((glyph, band))
+    return runs

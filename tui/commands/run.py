@@ -1,0 +1,216 @@
+"""`bandscope run`: serve a request trace from one arena and report what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bandscope.allocator.errors import ConfigError
+from bandscope.allocator.sizing import parse_bytes
+
+if TYPE_CHECKING:
+    from bandscope.fuzz.workload.run import Run
+
+_REFRESH_SECONDS = 0.1
+
+
+def run(
+    model: Annotated[
+        str, typer.Option(help="A preset name, a config.json, or the folder that holds one.")
+    ] = "gpt-oss-20b",
+    workload: Annotated[
+        str,
+        typer.Option(
+            help="FORMAT:PATH (mooncake, azure, burstgpt, agentic, servegen), or synthetic, or "
+            "synthetic:KEY=VALUE,…"
+        ),
+    ] = "synthetic",
+    arena_bytes: Annotated[
+        str | None,
+        typer.Option(help="Size of the arena, like 8GiB. [2GiB on the CPU, 120GiB without bytes]"),
+    ] = None,
+    page_size: Annotated[int, typer.Option(help="Tokens per page.")] = 16,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda, or none (keep the books only).")
+    ] = "auto",
+    requests: Annotated[int | None, typer.Option(help="Stop after this many requests.")] = None,
+    speedup: Annotated[float, typer.Option(help="Divide arrival times by this.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    verify: Annotated[
+        str | None,
+        typer.Option(
+            help="off, stamps (every row stamped and read back), all (the whole context each step, "
+            "pages zeroed on hand-out). [stamps where there are bytes]"
+        ),
+    ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Also serve the trace from separate pools.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first malformed trace row.")
+    ] = False,
+    tensor_parallel: Annotated[int, typer.Option(help="Ranks that share the heads.")] = 1,
+    chunk_tokens: Annotated[int, typer.Option(help="Prefill tokens per step.")] = 8192,
+    max_running: Annotated[int, typer.Option(help="Requests that run at once.")] = 1024,
+    output_reserve: Annotated[
+        float,
+        typer.Option(
+            help="Share of the outstanding output that admission sets aside; below 1 more requests "
+            "run at once and some are retracted."
+        ),
+    ] = 1.0,
+    max_moves: Annotated[
+        int, typer.Option(help="Page moves per band of one opportunistic compaction.")
+    ] = 4096,
+    check_every: Annotated[int, typer.Option(help="Steps between full checks.")] = 256,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write every number of the report here.")
+    ] = None,
+) -> None:
+    """Serve a request trace from one arena, check every invariant, and report.
+
+    Exit status: 0 healthy, 1 a violation, 2 bad usage or input.
+    """
+    size = None if arena_bytes is None else parse_bytes(arena_bytes)
+    if json_file is not None:
+        _check_writable(json_file)
+
+    from bandscope.fuzz.workload.run import Run, RunConfig
+    from bandscope.tui.run_report import print_report
+
+    job = Run(
+        RunConfig(
+            model=model,
+            workload=workload,
+            arena_bytes=size,
+            page_size=page_size,
+            device=device,
+            requests=requests,
+            speedup=speedup,
+            seed=seed,
+            verify=verify,
+            strict=strict,
+            baseline=baseline,
+            tensor_parallel=tensor_parallel,
+            chunk_tokens=chunk_tokens,
+            max_running=max_running,
+            output_reserve=output_reserve,
+            max_moves=max_moves,
+            check_every=check_every,
+        )
+    )
+    with _stop_on_interrupt() as stopped:
+        with _progress(job) as tell:
+            job.serve(tell, lambda: stopped[0])
+        if baseline and not stopped[0]:
+            with _spinner() as say:
+                job.compare(say, lambda: stopped[0])
+    from rich.console import Console
+
+    print_report(Console(), job)
+    if json_file is not None:
+        _write_json(json_file, job.to_json())
+    if job.failures:
+        raise typer.Exit(1)
+    if stopped[0]:
+        raise typer.Exit(130)
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[list[bool]]:
+    """The first Ctrl-C asks the run to stop at the next step, so that the report is whole; the
+    second one stops at once."""
+    stopped = [False]
+
+    def stop(signum: int, frame: Any) -> None:
+        if stopped[0]:
+            raise KeyboardInterrupt
+        stopped[0] = True
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _progress(job: Run) -> Iterator[Any]:
+    """A line with requests, rate and remaining time on a terminal; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda scheduler: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bars:
+        total = job.workload.expected_requests
+        task = bars.add_task("serving", total=total, rate="")
+        started = last = time.monotonic()
+
+        def tell(scheduler: Any) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last < _REFRESH_SECONDS:
+                return
+            last = now
+            results = scheduler.results
+            done = results.finished + sum(results.aborts.values())
+            rate = f"{done / (now - started):.1f} req/s, {scheduler.running_count} running"
+            bars.update(task, completed=done, rate=rate)
+
+        yield tell
+
+
+@contextmanager
+def _spinner() -> Iterator[Any]:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what: None
+        return
+    with console.status("separate pools") as status:
+        yield lambda what: status.update(f"separate pools: {what}")
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse before the work, not after it."""
+    folder = path.parent
+    if not folder.is_dir() or path.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(
+            f"the report was to be written to {path}, but that is no file in a writable folder; "
+            "give another path with --json"
+        )
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write all or nothing: beside the target first, then in its place."""
+    beside = path.with_name(path.name + ".part")
+    try:
+        beside.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigError(
+            f"the report could not be written to {path} ({error.strerror}); give another path with "
+            "--json"
+        ) from error
