@@ -32,8 +32,9 @@ BARRIERS = ("fine", "coarse")
 class ArenaConfig:
     """Policies of an arena.
 
-    `max_moves`: page moves per band of one opportunistic compaction pass. `compact_hole_share`: a
-    band is compacted opportunistically when at least this share of its extent is holes.
+    `max_moves`: page moves per band of one opportunistic compaction pass. A band is compacted
+    opportunistically when at least `compact_hole_share` of its extent is holes and the free bytes
+    it faces are at most `compact_gap_share` of the arena: with room to spare, moves buy nothing.
     `headroom_share`: when pages must move for a demand, room for this share of the arena more is
     made at once, where it fits, so that the next demands need no move (0: the exact demand only).
     `hand_out` and `hand_out_state`: what happens to the bytes of a page before its new owner gets
@@ -43,6 +44,7 @@ class ArenaConfig:
 
     max_moves: int = 4096
     compact_hole_share: float = 0.125
+    compact_gap_share: float = 0.125
     headroom_share: float = 1 / 256
     hand_out: str = "zero"
     hand_out_state: str = "zero"
@@ -56,8 +58,10 @@ class ArenaConfig:
         ):
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
-        if self.max_moves < 0 or not 0 <= self.compact_hole_share <= 1 or self.headroom_share < 0:
-            raise ValueError("max_moves, compact_hole_share and headroom_share must not be negative")
+        for name in ("max_moves", "compact_hole_share", "compact_gap_share", "headroom_share"):
+            value = getattr(self, name)
+            if value < 0 or (name != "max_moves" and value > 1):
+                raise ValueError(f"{name} is {value}; shares lie between 0 and 1, moves are not negative")
 
 
 class Books:

@@ -19,13 +19,22 @@ def opportunistic(books: Books, cap: int) -> int:
     """One capped pass over all bands; returns the pages moved."""
     moved = 0
     for band in books.bands:
-        if band.holes and band.holes >= books.config.compact_hole_share * band.extent:
+        if _is_worth_it(books, band):
             sources, destinations = _inwards(books, band, min(cap, band.holes))
             if sources.size:
                 books.move(band, sources, destinations, urgent=False)
                 moved += sources.size
     books.tell_extents("compact")
     return moved
+
+
+def _is_worth_it(books: Books, band: Band) -> bool:
+    config = books.config
+    if not band.holes or band.holes < config.compact_hole_share * band.extent:
+        return False
+    below, above = books.chain.room(band.index)
+    faced = above - below - band.extent * band.page_bytes
+    return faced <= config.compact_gap_share * books.chain.total_bytes
 
 
 def pack_all(books: Books) -> int:

@@ -1,7 +1,7 @@
 """The bands over time as text: the arena's bytes across, time downwards, one letter per band.
 
-Colour and letter both tell the bands apart, so the picture reads the same without colour. Bytes
-between frontiers are dots, the sink is `.`-free shade at the left edge.
+Colour and letter both tell the bands apart, so the picture reads the same without colour. Gaps are
+dots, and the sink at the left edge is `#`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def picture(
 ) -> Text:
     """A compact chart of the samples, at most `rows` lines of `width` columns, with a legend."""
     width = max(width, WIDTH_MIN)
-    label_width = 10
+    label_width = 12
     columns = max(1, width - label_width - 2)
     letters, styles = band_letters(plan), band_styles(plan)
     text = Text(no_wrap=True, overflow="crop")

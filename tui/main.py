@@ -59,7 +59,8 @@ app = typer.Typer(
     name=PROGRAM,
     cls=_Commands,
     help="Serve, watch, prove and replay the memory of hybrid language models.",
-    rich_markup_mode="rich",
+    # In rich's own markup, brackets in a help text would be taken for tags and vanish.
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -94,7 +94,7 @@ class Probes:
     nvml_seconds: float = 5.0
 
 
-def attempt(question: Callable[..., Answer], *about: Any) -> Answer | None:
+def attempt(question: Callable[..., Answer | None], *about: Any) -> Answer | None:
     """The answer of `question(*about)`, or None when asking fails in whatever way."""
     try:
         return question(*about)

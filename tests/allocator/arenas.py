@@ -35,7 +35,7 @@ def small_arena(
     bands, size = layout
     plan = plan_from_sizes([(name, units * UNIT) for name, units in bands], page_size=page_size)
     total = plan.sink_bytes + (size if units is None else units) * UNIT
-    settings = {"headroom_share": 0.0, **config}
+    settings = {"headroom_share": 0.0, "compact_gap_share": 1.0, **config}
     return Arena(
         plan, total, device=device, config=ArenaConfig(**settings), observer=observer  # type: ignore[arg-type]
     )

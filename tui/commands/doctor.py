@@ -91,5 +91,5 @@ def _spell(name: str, value: Any) -> str:
 def _finding_text(finding: Finding) -> Text:
     return Text.assemble(
         (f"{finding.level}: ", _STYLES[finding.level]),
-        f"{finding.what}. It costs: {finding.cost}. To change it: {finding.remedy}.",
+        f"{finding.what}: {finding.cost}; {finding.remedy}",
     )
