@@ -64,12 +64,8 @@ def _line(
     cells: list[tuple[str, int | None]] = [(_GAP, None)] * columns
     sink_cells = plan.sink_bytes * columns // total_bytes
     cells[:sink_cells] = [(_SINK, None)] * sink_cells
-    for index, (start, stop) in enumerate(sample.extents):
-        if stop > start:
-            first = min(columns - 1, start * columns // total_bytes)
-            # A band of a few bytes still gets a cell: what exists is visible.
-            last = max(first + 1, min(columns, round(stop * columns / total_bytes)))
-            cells[first:last] = [(letters[index], index)] * (last - first)
+    for index, first, last in _spans(total_bytes, sample, columns):
+        cells[first:last] = [(letters[index], index)] * (last - first)
     runs: list[tuple[str, int | None]] = []
     for glyph, band in cells:
         if runs and runs[-1][1] == band and runs[-1][0][0] == glyph:
@@ -77,3 +73,24 @@ def _line(
         else:
             runs.append((glyph, band))
     return runs
+
+
+def _spans(total_bytes: int, sample: Sample, columns: int) -> list[tuple[int, int, int]]:
+    """(band, first cell, stop cell) of every band that exists, disjoint and in chain order.
+
+    A band of a few bytes still gets a cell, also beside others as small: what exists is visible.
+    """
+    spans: list[tuple[int, int, int]] = []
+    taken = 0
+    for index, (start, stop) in enumerate(sample.extents):
+        if stop > start:
+            first = max(taken, start * columns // total_bytes)
+            taken = max(first + 1, round(stop * columns / total_bytes))
+            spans.append((index, first, taken))
+    limit = columns
+    for place in reversed(range(len(spans))):  # what was pushed over the right edge comes back
+        index, first, last = spans[place]
+        last = min(last, limit)
+        limit = min(first, last - 1)
+        spans[place] = (index, limit, last)
+    return spans

@@ -19,7 +19,8 @@ from bandscope.tui.units import spell_bytes, spell_count, spell_seconds, spell_s
 def print_report(console: Console, run: Run) -> None:
     """Everything a person wants to know, most important first."""
     data = run.to_json()
-    console.print(Group(*_parts(console, run, data)))
+    # Trace rows and paths are quoted as they are: brackets in them are no markup.
+    console.print(Group(*_parts(console, run, data)), markup=False, emoji=False)
 
 
 def _parts(console: Console, run: Run, data: dict[str, Any]) -> Iterator[RenderableType]:

@@ -90,17 +90,20 @@ def run_baselines(
 
     found = []
     for name, ratios in (("bad split", BAD_RATIOS), ("default split", DEFAULT_RATIOS)):
-        if should_stop():
-            return found
         progress(name)
         shares = shares_of_ratios(plan, *ratios)
-        found.append(Baseline(name, shares, serve(shares)))
+        results = serve(shares)
+        if should_stop():  # what was cut short compares with nothing
+            return found
+        found.append(Baseline(name, shares, results))
     progress("searching the best split")
     best = _search(plan, requests, serve, should_stop)
     if should_stop():
         return found
     progress("best split")
-    found.append(Baseline("best split", best, serve(best)))
+    results = serve(best)
+    if not should_stop():
+        found.append(Baseline("best split", best, results))
     return found
 
 

@@ -53,9 +53,9 @@ class Results:
         self.used_bytes_mean += (used_bytes - self.used_bytes_mean) * share
 
     def abort(self, request: int, reason: str, detail: str) -> None:
-        """A request was refused for good."""
+        """A request was refused for good. The first ones are kept, and the first of each reason."""
         self.aborts[reason] += 1
-        if len(self.first_aborts) < 5:
+        if len(self.first_aborts) < 5 or self.aborts[reason] == 1:
             self.first_aborts.append({"request": request, "reason": reason, "detail": detail})
 
     def to_json(self) -> dict[str, Any]:

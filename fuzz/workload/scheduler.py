@@ -240,7 +240,10 @@ class Scheduler:
 
         def holds(tokens: int) -> bool:
             demand = peak_demand(self.plan, request.prompt_tokens, tokens)
-            chunk = chunk_demand(self.plan, min(request.prompt_tokens, self.config.chunk_tokens))
+            # Retracted at its last token, it is prefilled again with all that it has generated.
+            replayed = tokens if self.config.output_reserve < 1 else 0
+            prefilled = min(request.prompt_tokens + replayed, self.config.chunk_tokens)
+            chunk = chunk_demand(self.plan, prefilled)
             return self.memory.serves_when_empty(add(demand, chunk))
 
         if holds(output):
@@ -283,9 +286,10 @@ class Scheduler:
     # --- one step ---------------------------------------------------------------------------------
 
     def _step(self) -> None:
+        # Decoding comes first: it may retract a request, whose chunk must not be cut by then.
+        decoding = self._decode_all()
         spans = self._prefill_chunks()
         prefill_tokens = sum(stop - start for _, start, stop in spans)
-        decoding = self._decode_all()
         spans += [(running.number, running.computed, running.computed + 1) for running in decoding]
         if not spans:
             return  # everything was retracted or waits for the forward in flight

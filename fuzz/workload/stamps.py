@@ -18,7 +18,7 @@ import torch
 
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.layout import row_view
-from bandscope.allocator.plan import BandPlan
+from bandscope.allocator.plan import BandPlan, RowPlan
 
 WORD = torch.int64
 WORD_BYTES = 8
@@ -50,43 +50,64 @@ class Mismatch:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows of one name in several layers, at a constant distance in every entry.
+
+    `words`: int64 view `(pages, page_size, rows)` (state: `(slots, rows)`) of the first word of each
+    row; `salts`: one number per row, so that no two rows of an entry share a stamp.
+    """
+
+    rows: tuple[RowPlan, ...]
+    words: torch.Tensor
+    salts: torch.Tensor
+
+
+def row_groups(arena: Arena, plan: BandPlan, band_index: int) -> list[RowGroup]:
+    """The rows of a band as few strided views, at the places that the layer views themselves have."""
+    groups = []
+    salt = 1000 * (band_index + 1)
+    for name in dict.fromkeys(row.name for row in plan.rows):
+        rows = [row for row in plan.rows if row.name == name]
+        while rows:
+            views = [row_view(plan, row, arena.buffer, WORD, ()) for row in rows]
+            offsets = [view.storage_offset() for view in views]
+            distance = offsets[1] - offsets[0] if len(rows) > 1 else 1
+            count = 1
+            while count < len(rows) and offsets[count] - offsets[count - 1] == distance:
+                count += 1
+            first = views[0]
+            words = torch.as_strided(
+                first, [*first.shape, count], [*first.stride(), distance], offsets[0]
+            )
+            salts = _mix(torch.arange(salt, salt + count)).to(arena.buffer.device)
+            groups.append(RowGroup(tuple(rows[:count]), words, salts))
+            salt += count
+            rows = rows[count:]
+    return groups
+
+
+@dataclass(frozen=True)
 class StampedBand:
-    """Where a band's stamps lie: words of the arena, one per layer row of an entry."""
+    """A band and where its stamps lie."""
 
     plan: BandPlan
-    index: int
-    page_words: int
-    entry_words: int
-    row_words: torch.Tensor  # (rows,) word offset of each row inside page 0's first entry
-    row_salts: torch.Tensor  # (rows,)
-
-    @classmethod
-    def of(cls, arena: Arena, plan: BandPlan, index: int) -> StampedBand:
-        """Offsets and strides as the layer views themselves state them."""
-        views = [row_view(plan, row, arena.buffer, WORD, ()) for row in plan.rows]
-        strides = {view.stride() for view in views}
-        assert len(strides) == 1, "rows of one band share their strides"
-        stride = strides.pop()
-        entry_words = stride[1] if len(stride) > 1 else plan.entry_bytes // WORD_BYTES
-        words = torch.tensor([view.storage_offset() for view in views])
-        salts = _mix(torch.arange(len(views)) + 1000 * (index + 1))
-        device = arena.buffer.device
-        return cls(plan, index, stride[0], entry_words, words.to(device), salts.to(device))
+    groups: list[RowGroup]
 
     @property
-    def rows_per_batch(self) -> int:
-        return max(1, _ROWS_AT_ONCE // max(1, len(self.plan.rows)))
+    def tokens_per_batch(self) -> int:
+        return max(1, _ROWS_AT_ONCE // len(self.plan.rows))
 
 
 @dataclass
 class StampForward:
-    """Writes and checks stamps. `sample`: live tokens read back every step; `everything`: read
-    back the whole context of every request of the batch instead. `expect_zeroed`: a row that is
+    """Writes and checks stamps. `sample`: live tokens of a band read back every step, spread over
+    `sample_requests` requests of the batch; `everything`: read back the whole context of every request of the batch instead. `expect_zeroed`: a row that is
     written for the first time must have been handed out as zeros."""
 
     arena: Arena
     sample: int = 64
+    sample_requests: int = 4
     everything: bool = False
     expect_zeroed: bool = False
     seed: int = 0
@@ -97,10 +118,9 @@ class StampForward:
 
     def __post_init__(self) -> None:
         arena = self.arena
-        self._flat = arena.buffer.view(WORD)
         self._device = arena.buffer.device
         self._bands = [
-            StampedBand.of(arena, plan, index)
+            StampedBand(plan, row_groups(arena, plan, index))
             for index, plan in enumerate(arena.plan.bands)
             if plan.rows
         ]
@@ -149,13 +169,14 @@ class StampForward:
         return np.concatenate(requests), np.concatenate(positions), np.concatenate(pages)
 
     def _check_sample(self, band: StampedBand, spans: list[tuple[int, int, int]]) -> None:
-        chosen = self._random.integers(0, len(spans), self.sample)
+        chosen = self._random.integers(0, len(spans), self.sample_requests)
+        each = -(-self.sample // self.sample_requests)
         requests, positions, pages = [], [], []
-        for index in np.unique(chosen).tolist():
+        for index in chosen.tolist():
             request, _, stop = spans[index]
             held, first = self.arena.pages_of(request, band.plan.name)
             lowest = first * band.plan.page_size
-            tokens = self._random.integers(lowest, stop, int((chosen == index).sum()))
+            tokens = self._random.integers(lowest, stop, each)
             requests.append(np.full(tokens.size, request))
             positions.append(tokens)
             pages.append(held[tokens // band.plan.page_size - first])
@@ -175,85 +196,71 @@ class StampForward:
         self._check_states(band, [(request, start) for request, start, _ in spans if start])
         slots = np.concatenate([self.arena.pages_of(span[0], band.plan.name)[0] for span in spans])
         requests = np.array([request for request, _, _ in spans])
-        self._write(band, requests, np.array([stop for _, _, stop in spans]), slots, state=True)
+        self._write(band, requests, np.array([stop for _, _, stop in spans]), slots)
 
     def _check_states(self, band: StampedBand, spans: list[tuple[int, int]]) -> None:
         if not spans:
             return
         slots = np.concatenate([self.arena.pages_of(span[0], band.plan.name)[0] for span in spans])
         requests = np.array([request for request, _ in spans])
-        self._check(
-            band, requests, np.array([tokens for _, tokens in spans]), slots, state=True
-        )
+        self._check(band, requests, np.array([tokens for _, tokens in spans]), slots)
 
     # --- words ------------------------------------------------------------------------------------------
 
     def _batches(
-        self,
-        band: StampedBand,
-        requests: np.ndarray,
-        positions: np.ndarray,
-        pages: np.ndarray,
-        state: bool,
-    ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """(which tokens, word index of each of their rows, stamp of each) in bounded pieces."""
-        step = band.rows_per_batch
+        self, band: StampedBand, requests: np.ndarray, positions: np.ndarray, pages: np.ndarray
+    ) -> Iterator[tuple[slice, RowGroup, tuple[torch.Tensor, ...], torch.Tensor]]:
+        """(which tokens, rows, index of their words, their stamps) in pieces of bounded size."""
+        step = band.tokens_per_batch
         for start in range(0, requests.size, step):  # over batches of bounded scratch, not pages
             part = slice(start, start + step)
-            page = torch.from_numpy(pages[part]).to(self._device)
             position = torch.from_numpy(positions[part]).to(self._device)
             request = torch.from_numpy(requests[part]).to(self._device)
-            base = page * band.page_words
-            if not state:
-                base = base + position % band.plan.page_size * band.entry_words
-            words = base[:, None] + band.row_words[None, :]
-            stamps = _mix(request * _MIX[1] + position)[:, None] ^ band.row_salts[None, :]
-            yield part, words, stamps
+            base = _mix(request * _MIX[1] + position)[:, None]
+            index: tuple[torch.Tensor, ...] = (torch.from_numpy(pages[part]).to(self._device),)
+            if band.plan.kind != "state":
+                index += (position % band.plan.page_size,)
+            for group in band.groups:
+                yield part, group, index, base ^ group.salts[None, :]
 
     def _write(
-        self,
-        band: StampedBand,
-        requests: np.ndarray,
-        positions: np.ndarray,
-        pages: np.ndarray,
-        state: bool = False,
+        self, band: StampedBand, requests: np.ndarray, positions: np.ndarray, pages: np.ndarray
     ) -> None:
-        for part, words, stamps in self._batches(band, requests, positions, pages, state):
-            if self.expect_zeroed and not state:
-                found = _take(self._flat, words)
-                self._compare(band, requests[part], positions[part], pages[part], 0 * found, found)
-            _put(self._flat, words, stamps)
-            self.rows_written += words.numel()
+        for part, group, index, stamps in self._batches(band, requests, positions, pages):
+            if self.expect_zeroed and band.plan.kind != "state":
+                found = _take(group.words, index)
+                self._compare(
+                    band, group, requests[part], positions[part], pages[part], 0 * found, found
+                )
+            _put(group.words, index, stamps)
+            self.rows_written += stamps.numel()
 
     def _check(
-        self,
-        band: StampedBand,
-        requests: np.ndarray,
-        positions: np.ndarray,
-        pages: np.ndarray,
-        state: bool = False,
+        self, band: StampedBand, requests: np.ndarray, positions: np.ndarray, pages: np.ndarray
     ) -> None:
-        for part, words, stamps in self._batches(band, requests, positions, pages, state):
-            found = _take(self._flat, words)
-            self.rows_checked += words.numel()
-            self._compare(band, requests[part], positions[part], pages[part], stamps, found)
+        for part, group, index, stamps in self._batches(band, requests, positions, pages):
+            found = _take(group.words, index)
+            self.rows_checked += stamps.numel()
+            self._compare(
+                band, group, requests[part], positions[part], pages[part], stamps, found
+            )
 
     def _compare(
         self,
         band: StampedBand,
+        group: RowGroup,
         requests: np.ndarray,
         positions: np.ndarray,
         pages: np.ndarray,
         expected: torch.Tensor,
         found: torch.Tensor,
     ) -> None:
-        wrong = found != expected
-        if not bool(wrong.any()):
+        if torch.equal(found, expected):
             return
-        where = wrong.nonzero().cpu().numpy()
+        where = (found != expected).nonzero().cpu().numpy()
         self.mismatch_count += len(where)
         for token, row in where[: max(0, MISMATCHES_KEPT - len(self.mismatches))].tolist():
-            plan = band.plan.rows[row]
+            plan = group.rows[row]
             self.mismatches.append(
                 Mismatch(
                     int(requests[token]),
@@ -275,14 +282,14 @@ def _mix(values: torch.Tensor) -> torch.Tensor:
     return values ^ (values >> 32)
 
 
-def _put(flat: torch.Tensor, words: torch.Tensor, stamps: torch.Tensor) -> None:
-    if flat.device.type == "cpu":  # NumPy scatters several times faster than torch on a CPU
-        flat.numpy()[words.numpy()] = stamps.numpy()
+def _put(words: torch.Tensor, index: tuple[torch.Tensor, ...], stamps: torch.Tensor) -> None:
+    if words.device.type == "cpu":  # NumPy scatters several times faster than torch on a CPU
+        words.numpy()[tuple(part.numpy() for part in index)] = stamps.numpy()
     else:
-        flat[words] = stamps
+        words[index] = stamps
 
 
-def _take(flat: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    if flat.device.type == "cpu":
-        return torch.from_numpy(flat.numpy()[words.numpy()])
-    return flat[words]
+def _take(words: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    if words.device.type == "cpu":
+        return torch.from_numpy(words.numpy()[tuple(part.numpy() for part in index)])
+    return words[index]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import numpy as np
+
+from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena, ArenaConfig
+from bandscope.allocator.device.protocol import Device
 from bandscope.allocator.events import Observer
+from bandscope.allocator.operations import Operation, Outcome
 from bandscope.allocator.plan import plan_from_sizes
 
 # Bytes of one unit `u`. A multiple of the rounding unit, so that sizes in units are exact.
@@ -25,7 +31,7 @@ def small_arena(
     layout: tuple[list[tuple[str, int]], int],
     *,
     page_size: int = 4,
-    device: str = "none",
+    device: str | Device = "none",
     units: int | None = None,
     observer: Observer | None = None,
     **config: object,
@@ -57,3 +63,151 @@ def scatter(arena: Arena, rng: random.Random, requests: int = 8) -> list[int]:
             gone = running.pop(rng.randrange(len(running)))
             arena.release(gone)
     return running
+
+
+class EventLog:
+    """An observer that keeps all it is told, in order."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.effects: list[Any] = []
+        self.outcomes: list[Outcome] = []
+
+    def before(self, operation: Operation) -> None:
+        self.operations.append(operation)
+
+    def effect(self, event: Any) -> None:
+        self.effects.append(event)
+
+    def after(self, operation: Operation, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+    def of(self, kind: type) -> list[Any]:
+        """The effects of one kind."""
+        return [event for event in self.effects if isinstance(event, kind)]
+
+    def clear(self) -> None:
+        """Forget everything told so far."""
+        self.__init__()  # type: ignore[misc]
+
+
+class RandomEngine:
+    """Chooses random operations, most of them legal, from a seeded generator and its own notes."""
+
+    def __init__(self, rng: random.Random, *, gate: bool = True, illegal: bool = True) -> None:
+        self.rng = rng
+        self.gate = gate
+        self.illegal = illegal
+        self.closed = False
+        self.running: list[int] = []
+        self.tickets: list[int] = []
+        self.leases: list[int] = []
+        self.next_request = 0
+
+    def choose(self, arena: Arena) -> Operation:
+        """The next operation to try."""
+        rng, page = self.rng, arena.plan.page_size
+        if self.illegal and rng.random() < 0.03:
+            return rng.choice(
+                [
+                    ops.Extend(10_000, 1),
+                    ops.Complete(10_000),
+                    ops.EndLease(10_000),
+                    ops.Compact(max_moves=-1),
+                    ops.Admit(self.running[0] if self.running else -1),
+                ]
+            )
+        roll = rng.random()
+        if roll < 0.15 or not self.running:
+            self.next_request += 1
+            return ops.Admit(self.next_request - 1, rng.choice([0, 1, 1, 2]))
+        some = tuple(rng.sample(self.running, rng.randint(1, len(self.running))))
+        if roll < 0.40:
+            tokens = rng.choice([0, 1, max(0, page - 1), page, page + 1, 3 * page, 5 * page])
+            return ops.Extend(some[0], tokens)
+        if roll < 0.58:
+            return ops.Decode(some)
+        if roll < 0.68:
+            return ops.TrimWindow(some)
+        if roll < 0.78:
+            return ops.Release(some[0])
+        if roll < 0.85:
+            return ops.Launch(some)
+        if roll < 0.90 and self.tickets:
+            return ops.Complete(rng.choice(self.tickets))
+        if roll < 0.94:
+            return ops.Compact(urgent=rng.random() < 0.4)
+        if roll < 0.96 and (self.gate or self.closed):
+            return ops.SetGate(not self.closed)
+        if roll < 0.98:
+            band = rng.choice(arena.books.bands).name
+            pages, first = arena.pages_of(some[0], band)
+            if pages.size:
+                stop = first + rng.randint(1, pages.size)
+                return ops.Lease(some[0], band, first, stop)
+        if self.leases:
+            return ops.EndLease(rng.choice(self.leases))
+        return ops.Reserve(tuple(rng.choice([0, 0, 1, 2]) for _ in arena.books.bands))
+
+    def note(self, operation: Operation, outcome: Outcome) -> None:
+        """Remember what became of it."""
+        if not outcome:
+            return
+        match operation:
+            case ops.Admit(request=request):
+                self.running.append(request)
+            case ops.Release(request=request):
+                self.running.remove(request)
+            case ops.Launch():
+                self.tickets.append(outcome.value)
+            case ops.Complete(ticket=ticket):
+                self.tickets.remove(ticket)
+            case ops.Lease():
+                self.leases.append(outcome.value)
+            case ops.EndLease(lease=lease):
+                self.leases.remove(lease)
+            case ops.SetGate(closed=closed):
+                self.closed = closed
+
+    def step(self, arena: Arena) -> tuple[Operation, Outcome]:
+        """Choose, apply and note one operation."""
+        operation = self.choose(arena)
+        outcome = arena.apply(operation)
+        self.note(operation, outcome)
+        return operation, outcome
+
+    def drain(self, arena: Arena) -> None:
+        """Open the gate, complete, end and release everything: afterwards nothing is held."""
+        arena.set_gate(closed=False)
+        for request in self.running:
+            arena.release(request)
+        for number in self.leases:
+            arena.end_lease(number)
+        for ticket in self.tickets:
+            arena.complete(ticket)
+        self.running, self.leases, self.tickets = [], [], []
+
+
+def held_pages(arena: Arena) -> list[tuple[str, int, int, int]]:
+    """(name, live, holes, pending) of every band."""
+    return [(band.name, band.live, band.holes, band.pending) for band in arena.books.bands]
+
+
+def nothing_held(arena: Arena) -> list[tuple[str, int, int, int]]:
+    """What `held_pages` gives for an empty arena."""
+    return [(band.name, 0, 0, 0) for band in arena.books.bands]
+
+
+def page_list(arena: Arena, request: int, band: str) -> list[int]:
+    """Physical pages of a request in a band, as plain numbers."""
+    pages: list[int] = arena.pages_of(request, band)[0].tolist()
+    return pages
+
+
+def byte_units(page_bytes: int, pages: np.ndarray, total_bytes: int) -> np.ndarray:
+    """Which units (`UNIT` bytes) of the arena these physical pages cover, as a mask."""
+    mask = np.zeros(total_bytes // UNIT, bool)
+    width = page_bytes // UNIT
+    for page in pages.tolist():
+        mask[page * width : (page + 1) * width] = True
+    return mask

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
 
 import pytest
 import typer
@@ -16,9 +18,18 @@ from bandscope.allocator.errors import ConfigError, InvariantError
 from bandscope.tui import main as program
 from tests.conftest import CHECKOUT
 
+Command = Callable[[Callable[..., Any]], Any]
+
+
+class Kind(StrEnum):
+    """The choices of a command's argument."""
+
+    ONE = "one"
+    TWO = "two"
+
 
 def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    """The program in a process of its own, whose streams are pipes; `changes` to its environment."""
+    """The program in a process of its own, with pipes as streams and a changed environment."""
     return subprocess.run(
         [sys.executable, "-m", "bandscope.tui.main", *arguments],
         env=environment(**changes), capture_output=True, text=True, timeout=120,
@@ -39,16 +50,12 @@ def status_of(*arguments: str) -> int:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+def command(monkeypatch: pytest.MonkeyPatch) -> Command:
     """Registers a function as the command `act`, for one test."""
     monkeypatch.delenv("BANDSCOPE_TRACEBACK", raising=False)
     commands = list(program.app.registered_commands)
     monkeypatch.setattr(program.app, "registered_commands", commands)
-    return lambda function: void(program.app.command("act")(function))
-
-
-def void(_: object) -> None:
-    return None
+    return program.app.command("act")
 
 
 def raising(error: BaseException) -> Callable[[], None]:
@@ -87,7 +94,7 @@ def test_each_command_has_help(name: str, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_brackets_in_a_help_text_are_kept(
-    command: Callable[[Callable[..., None]], None], capfd: pytest.CaptureFixture[str]
+    command: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def act(size: str = typer.Option("", help="The size. [as large as fits]")) -> None:
         """Act."""
@@ -150,14 +157,8 @@ def test_a_wrong_command_line_is_one_sentence_with_a_hint(
 
 
 def test_a_choice_that_is_missing_stays_on_one_line(
-    command: Callable[[Callable[..., None]], None], capfd: pytest.CaptureFixture[str]
+    command: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from enum import Enum
-
-    class Kind(str, Enum):
-        ONE = "one"
-        TWO = "two"
-
     def act(kind: Kind) -> None:
         """Act."""
 
@@ -183,7 +184,7 @@ def test_what_a_command_raises_is_one_line_and_a_status(
     error: BaseException,
     status: int,
     line: str,
-    command: Callable[[Callable[[], None]], None],
+    command: Command,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     command(raising(error))
@@ -194,7 +195,7 @@ def test_what_a_command_raises_is_one_line_and_a_status(
 
 
 def test_a_real_interrupt_ends_with_130(
-    command: Callable[[Callable[[], None]], None], capfd: pytest.CaptureFixture[str]
+    command: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command(lambda: signal.raise_signal(signal.SIGINT))
     assert status_of("act") == 130
@@ -203,7 +204,7 @@ def test_a_real_interrupt_ends_with_130(
 
 @pytest.mark.parametrize("status", [0, 1, 130])
 def test_a_command_chooses_its_status_and_nothing_is_added(
-    status: int, command: Callable[[Callable[[], None]], None], capfd: pytest.CaptureFixture[str]
+    status: int, command: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command(raising(typer.Exit(status)))
     assert status_of("act") == status
@@ -214,7 +215,7 @@ def test_a_command_chooses_its_status_and_nothing_is_added(
 def test_the_traceback_is_shown_when_asked_for(
     value: str,
     shown: bool,
-    command: Callable[[Callable[[], None]], None],
+    command: Command,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -83,8 +83,13 @@ def run(
     if json_file is not None:
         _check_writable(json_file)
 
+    import torch
+
     from bandscope.fuzz.workload.run import Run, RunConfig
     from bandscope.tui.run_report import print_report
+
+    # The driver's tensors are small: handing them to several threads costs more than it gives.
+    torch.set_num_threads(1)
 
     job = Run(
         RunConfig(
@@ -195,7 +200,8 @@ def _spinner() -> Iterator[Any]:
 def _check_writable(path: Path) -> None:
     """Refuse before the work, not after it."""
     folder = path.parent
-    if not folder.is_dir() or path.is_dir() or not os.access(folder, os.W_OK):
+    special = path.exists() and not path.is_file()  # a folder, or a device that must not be replaced
+    if not folder.is_dir() or special or not os.access(folder, os.W_OK):
         raise ConfigError(
             f"the report was to be written to {path}, but that is no file in a writable folder; "
             "give another path with --json"
