@@ -61,7 +61,7 @@ class ArenaConfig:
         for name in ("max_moves", "compact_hole_share", "compact_gap_share", "headroom_share"):
             value = getattr(self, name)
             if value < 0 or (name != "max_moves" and value > 1):
-                raise ValueError(f"{name} is {value}; shares lie between 0 and 1, moves are not negative")
+                raise ValueError(f"{name} is {value}; shares lie from 0 to 1, moves from 0 up")
 
 
 class Books:
@@ -100,7 +100,7 @@ class Books:
         self.tickets = Tickets()
         self.pins = Pins(self.bands)
         self.gate_closed = False
-        self._extents_told = [band.byte_range() for band in self.bands]
+        self._extents_told: list[Span] = [(0, 0)] * len(self.bands)  # no band has an extent yet
         device.allocate(
             total_bytes,
             [band.page_bytes for band in self.bands],

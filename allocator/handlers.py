@@ -29,22 +29,19 @@ def admit(books: Books, op: ops.Admit) -> Outcome:
             f"request {op.request} with {op.state_slots} state slots was admitted; neither number "
             "may be negative"
         )
-    slots = op.state_slots if books.state is not None else 0
-    regions = None
-    if slots:
-        demand = [0] * len(books.bands)
-        demand[books.state or 0] = slots
-        regions = books.make_room(demand)
-        if isinstance(regions, Outcome):
-            return regions
+    if books.state is None or not op.state_slots:
+        books.ledger.add(op.request)
+        return DONE
+    demand = [0] * len(books.bands)
+    demand[books.state] = op.state_slots
+    regions = books.make_room(demand)
+    if isinstance(regions, Outcome):
+        return regions
     row = books.ledger.add(op.request)
-    if regions is not None and books.state is not None:
-        virtual = books.state_ids.mint(slots)
-        books.ledger.append_state(row, virtual)
-        books.take(
-            books.bands[books.state], virtual, regions[books.state], op.request
-        )
-        books.tell_extents("admit")
+    virtual = books.state_ids.mint(op.state_slots)
+    books.ledger.append_state(row, virtual)
+    books.take(books.bands[books.state], virtual, regions[books.state], op.request)
+    books.tell_extents("admit")
     return DONE
 
 

@@ -51,8 +51,8 @@ def picture(
     text.append(" " * (label_width + 1))
     text.append(f"0{spell_bytes(total_bytes):>{columns - 1}}\n", style="dim")
     text.append(" " * (label_width + 1))
-    for index, band in enumerate(plan.bands):
-        text.append(f"{letters[index]} {band.name}  ", style=styles[index])
+    for letter, known, style in zip(letters, plan.bands, styles, strict=True):
+        text.append(f"{letter} {known.name}  ", style=style)
     text.append(f"{_SINK} sink  {_GAP} gap", style="dim")
     return text
 

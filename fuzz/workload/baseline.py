@@ -88,7 +88,7 @@ def run_baselines(
         scheduler = Scheduler(memory, config, should_stop=should_stop)
         return scheduler.run(requests(limit))
 
-    found = []
+    found: list[Baseline] = []
     for name, ratios in (("bad split", BAD_RATIOS), ("default split", DEFAULT_RATIOS)):
         progress(name)
         shares = shares_of_ratios(plan, *ratios)

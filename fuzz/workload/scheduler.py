@@ -316,7 +316,8 @@ class Scheduler:
 
     def _prefill_chunks(self) -> list[tuple[int, int, int]]:
         """Cut this step's chunks, first come first served, from the token budget."""
-        spans, budget = [], self.config.chunk_tokens
+        spans: list[tuple[int, int, int]] = []
+        budget = self.config.chunk_tokens
         for running in list(self.prefilling):
             if budget == 0:
                 break

@@ -101,9 +101,13 @@ class StampedBand:
 
 @dataclass
 class StampForward:
-    """Writes and checks stamps. `sample`: live tokens of a band read back every step, spread over
-    `sample_requests` requests of the batch; `everything`: read back the whole context of every request of the batch instead. `expect_zeroed`: a row that is
-    written for the first time must have been handed out as zeros."""
+    """Writes and checks stamps.
+
+    `sample`: live tokens of a band read back every step, spread over `sample_requests` requests of
+    the batch; `everything`: read back the whole context of every request of the batch instead.
+    `expect_zeroed`: a row that is written for the first time must have been handed out as zeros.
+    """
+
 
     arena: Arena
     sample: int = 64
@@ -190,7 +194,7 @@ class StampForward:
         pages = held[positions // band.plan.page_size - first]
         self._check(band, np.full(positions.size, request), positions, pages)
 
-    # --- state rows -------------------------------------------------------------------------------------
+    # --- state rows ---------------------------------------------------------------------------
 
     def _step_states(self, band: StampedBand, spans: list[tuple[int, int, int]]) -> None:
         self._check_states(band, [(request, start) for request, start, _ in spans if start])
@@ -205,7 +209,7 @@ class StampForward:
         requests = np.array([request for request, _ in spans])
         self._check(band, requests, np.array([tokens for _, tokens in spans]), slots)
 
-    # --- words ------------------------------------------------------------------------------------------
+    # --- words --------------------------------------------------------------------------------
 
     def _batches(
         self, band: StampedBand, requests: np.ndarray, positions: np.ndarray, pages: np.ndarray

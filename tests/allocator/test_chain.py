@@ -201,7 +201,8 @@ def test_pages_that_cannot_move_stretch_their_band() -> None:
     assert chain.pack([Held(4), Held(1, window), Held(0)]) == [40, 50, 50]
     assert chain.pack([Held(5), Held(1, window), Held(0)]) is None
     assert chain.pack([Held(4), Held(5, window), Held(13)]) == [40, 50, 104]
-    assert chain.pack([Held(4), Held(6, window), Held(13)]) is None
+    assert chain.pack([Held(4), Held(6, window), Held(13)]) == [40, 52, 104]
+    assert chain.pack([Held(4), Held(7, window), Held(13)]) is None
     assert chain.pack_down([Held(4), Held(1, window), Held(13)]) == [8, 44, 52]
 
 

@@ -81,12 +81,14 @@ def test_columns_grow_and_keep_what_they_hold(pages: int) -> None:
 def test_spans_of_ragged_rows_come_one_after_the_other() -> None:
     """Empty, single and long spans of several rows, in the order of the rows asked for."""
     ledger = RequestLedger(1)
-    rows = np.array([filled(ledger, n, list(range(10 * n, 10 * n + n + 1)), []) for n in range(4)])
+    rows = np.array([filled(ledger, n, list(range(10 * n, 11 * n + 1)), []) for n in range(4)])
 
     def spans(order: list[int], first: list[int], stop: list[int]) -> list[int]:
-        return ledger.spans(rows[order], np.array(first), np.array(stop)).tolist()
+        chosen = rows[np.array(order, int)]
+        return ledger.spans(chosen, np.array(first, int), np.array(stop, int)).tolist()
 
-    assert spans([0, 1, 2, 3], [0, 0, 0, 0], [1, 2, 3, 4]) == [0, 10, 11, 20, 21, 22, 30, 31, 32, 33]
+    everything = [0, 10, 11, 20, 21, 22, 30, 31, 32, 33]
+    assert spans([0, 1, 2, 3], [0, 0, 0, 0], [1, 2, 3, 4]) == everything
     assert spans([3, 1, 2], [1, 1, 3], [4, 1, 3]) == [31, 32, 33]
     assert spans([3, 1, 2], [2, 0, 1], [3, 1, 2]) == [32, 10, 21]
     assert spans([3, 1], [0, 2], [2, 2]) == [30, 31]

@@ -1,0 +1,384 @@
+"""Pinned pages neither move nor get reused, and a closed gate stops every move, in all bands."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from bandscope.allocator import events
+from bandscope.allocator import operations as ops
+from bandscope.allocator.arena import Arena
+from bandscope.allocator.errors import MisuseError
+from tests.allocator.arenas import (
+    LAYOUTS,
+    P2M,
+    P3,
+    EventLog,
+    RandomEngine,
+    held_pages,
+    nothing_held,
+    page_list,
+    small_arena,
+)
+
+BANDS = ("mamba", "window_8", "full")
+
+
+def crowded(**options: Any) -> tuple[Arena, EventLog]:
+    """P3, one-token pages: four requests with 1 slot and 2 pages each, then holes from r0 and r2."""
+    log = EventLog()
+    arena = small_arena(P3, page_size=1, observer=log, compact_hole_share=0.0, **options)
+    for request in range(4):
+        arena.admit(request)
+        arena.extend(request, 2)
+    return arena, log
+
+
+def moved_pages(log: EventLog, band: str) -> set[int]:
+    """Physical pages that any move named, as source or destination."""
+    found: set[int] = set()
+    for event in log.of(events.PageMove):
+        if event.band == band:
+            found |= {*event.sources.tolist(), *event.destinations.tolist()}
+    return found
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+@pytest.mark.parametrize("band", BANDS)
+def test_compaction_leaves_pinned_pages_where_they_are(band: str, urgent: bool) -> None:
+    """The outermost page, the one that would move first, stays while it is pinned."""
+    arena, log = crowded()
+    pinned = page_list(arena, 3, band)
+    lease = arena.lease(3, band, 0, len(pinned))
+    arena.release(0)
+    arena.release(2)
+    arena.compact(urgent=urgent)
+
+    assert page_list(arena, 3, band) == pinned
+    assert not moved_pages(log, band) & set(pinned)
+    assert arena.check() == []
+    arena.end_lease(lease)
+    arena.compact(urgent=True)
+    assert all(known.holes == 0 for known in arena.books.bands)
+    assert arena.check() == []
+
+
+def test_relocation_works_around_pinned_pages() -> None:
+    """A float whose pinned page stays may still stretch and shift the rest; the page never moves."""
+    arena, log = crowded()
+    pinned = page_list(arena, 1, "window_8")
+    arena.lease(1, "window_8", 0, 1)
+    for request in itertools.count(10):
+        if not arena.admit(request):
+            break
+
+    assert page_list(arena, 1, "window_8")[0] == pinned[0]
+    assert pinned[0] not in moved_pages(log, "window_8")
+    assert arena.check() == []
+
+
+def test_a_pin_refuses_what_would_have_to_move_it() -> None:
+    """The same demand is refused with reason `pins` while pinned, and served right after."""
+    arena = small_arena(P3, page_size=1)
+    arena.admit(0)
+    arena.extend(0, 2)
+    lease = arena.lease(0, "window_8", 0, 1)
+    start = page_list(arena, 0, "window_8")[0] * arena.books.bands[1].page_bytes
+    slots = (start - arena.plan.sink_bytes) // arena.books.bands[0].page_bytes - 1
+    demand = (slots + 1, 0, 0)
+    assert not arena.serves(demand)
+    before = arena.digest()
+    refused = arena.apply(ops.Reserve(demand))
+
+    assert (refused.ok, refused.reason) == (False, "pins")
+    assert "end a lease, since pinned pages would have to move" in refused.message
+    assert arena.digest() == before
+    assert arena.serves((slots, 0, 0))
+    arena.end_lease(lease)
+    assert arena.serves(demand)
+    assert arena.apply(ops.Reserve(demand)).ok
+
+
+@pytest.mark.parametrize("band", BANDS)
+def test_a_page_freed_under_a_pin_is_not_reused_before_the_pin_ends(band: str) -> None:
+    """It waits as pending, belongs to nobody, takes room, and becomes a hole when the pin ends."""
+    arena, log = crowded()
+    pages = page_list(arena, 1, band)
+    lease = arena.lease(1, band, 0, len(pages))
+    arena.release(1)
+    index = BANDS.index(band)
+
+    assert arena.books.bands[index].pending == len(pages)
+    assert arena.books.pins.deferred[index] == len(pages)
+    assert arena.check() == []
+    for request in range(10, 20):
+        arena.admit(request)
+        arena.extend(request, 1)
+        arena.compact(urgent=request % 2 == 0)
+        assert not set(pages) & set(page_list(arena, request, band))
+        assert arena.check() == []
+        arena.release(request)
+    assert not set(pages) & moved_pages(log, band)
+    arena.end_lease(lease)
+    assert arena.books.bands[index].pending == 0
+    assert arena.books.pins.deferred == [0, 0, 0]
+    assert arena.check() == []
+
+
+def test_a_page_freed_under_a_pin_also_waits_for_launched_work() -> None:
+    """When the pin ends first, the page follows the newest ticket; when the ticket does, the pin."""
+    for pin_first in (True, False):
+        arena, _ = crowded()
+        ticket = arena.launch([1])
+        lease = arena.lease(1, "full", 0, 2)
+        arena.release(1)
+        full = arena.books.bands[2]
+        assert full.pending == 2
+        if pin_first:
+            arena.end_lease(lease)
+        else:
+            arena.complete(ticket)
+        assert full.pending == 2
+        assert arena.check() == []
+        if pin_first:
+            arena.complete(ticket)
+        else:
+            arena.end_lease(lease)
+
+        assert full.pending == 0
+        assert arena.check() == []
+
+
+def test_a_page_whose_pin_ended_waits_for_work_launched_after_it_was_freed() -> None:
+    """The stamp is the newest ticket at the end of the pin, never an older one."""
+    arena, log = crowded()
+    lease = arena.lease(1, "full", 0, 2)
+    arena.release(1)
+    first, second = arena.launch([0]), arena.launch([2])
+    log.clear()
+    arena.end_lease(lease)
+
+    assert [event.ticket for event in log.of(events.Pending)] == [second]
+    arena.complete(first)
+    assert arena.books.bands[2].pending == 2
+    arena.complete(second)
+    assert arena.books.bands[2].pending == 0
+
+
+def test_an_urgent_need_does_not_settle_pinned_pages() -> None:
+    """A barrier orders the forward, not the transfer: its pages stay out of reach."""
+    arena = small_arena(P2M, page_size=1)
+    for request in range(4):
+        arena.admit(request, state_slots=0)
+        arena.extend(request, 4)
+    arena.launch([0, 1])
+    lease = arena.lease(0, "full", 1, 3)
+    pinned = set(page_list(arena, 0, "full")[1:3])
+    arena.release(0)
+    arena.admit(9, state_slots=0)
+
+    refused = arena.extend(9, 3)
+    assert (refused.ok, refused.reason) == (False, "memory")
+    assert arena.extend(9, 2).ok
+    assert not pinned & set(page_list(arena, 9, "full"))
+    arena.end_lease(lease)
+    assert arena.extend(9, 2).ok
+    assert pinned <= set(page_list(arena, 9, "full"))
+    assert arena.check() == []
+
+
+def test_overlapping_leases_are_counted() -> None:
+    """A page is free of pins only when every lease over it has ended, in any order."""
+    for order in itertools.permutations(range(3)):
+        arena, _ = crowded()
+        arena.extend(1, 2)
+        held = page_list(arena, 1, "full")
+        leases = [arena.lease(1, "full", *span) for span in ((0, 3), (1, 4), (2, 3))]
+        spans = [set(held[0:3]), set(held[1:4]), set(held[2:3])]
+        arena.release(1)
+        full = arena.books.bands[2]
+        waiting = set(held)
+        for position, index in enumerate(order):
+            arena.end_lease(leases[index])
+            left = [spans[other] for other in order[position + 1 :]]
+            waiting = set().union(*left)
+            assert full.pending == len(waiting)
+            assert arena.facts()[2].pinned == len(waiting)
+            assert arena.check() == []
+
+        assert waiting == set()
+
+
+def test_a_lease_ends_once() -> None:
+    """A second end is refused by number and changes nothing; numbers are never dealt again."""
+    arena, _ = crowded()
+    first = arena.lease(1, "full", 0, 1)
+    arena.end_lease(first)
+    before = arena.digest()
+
+    with pytest.raises(MisuseError, match=f"lease {first} was ended, but it is not held"):
+        arena.end_lease(first)
+    assert arena.digest() == before
+    assert arena.lease(1, "full", 0, 1) == first + 1
+
+
+def test_leases_are_told_to_the_observer_with_holder_and_pages() -> None:
+    """Begin and end name the holder, the band and the pages, and say that nothing is owned."""
+    arena, log = crowded()
+    virtual = arena.books.ledger.token_pages(arena.books.ledger.row(1)).tolist()
+    log.clear()
+    arena.end_lease(arena.lease(1, "window_8", 1, 2, holder="backup"))
+    begin, end = log.effects
+
+    assert (type(begin), type(end)) == (events.LeaseBegin, events.LeaseEnd)
+    for event in (begin, end):
+        assert (event.holder, event.band, event.owns) == ("backup", "window_8", False)
+        assert event.virtual.tolist() == virtual[1:2]
+
+
+# --- the gate --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_nothing_moves_while_the_gate_is_closed(urgent: bool) -> None:
+    """Scenario B1: compaction of any kind moves no page of any band; open again, it does."""
+    arena, log = crowded()
+    arena.release(0)
+    arena.release(2)
+    arena.set_gate(closed=True)
+    before = {band: page_list(arena, 3, band) for band in BANDS}
+
+    assert arena.compact(urgent=urgent) == 0
+    assert log.of(events.PageMove) == []
+    assert {band: page_list(arena, 3, band) for band in BANDS} == before
+    arena.set_gate(closed=False)
+    assert arena.compact(urgent=urgent) > 0
+    assert arena.check() == []
+
+
+def test_a_slot_that_needs_the_float_to_slide_is_refused_at_a_closed_gate() -> None:
+    """Scenario B1: with a leased float page and a closed gate the reason is `gate`; later it works."""
+    arena, log = crowded()
+    lease = arena.lease(1, "window_8", 0, 1)
+    arena.set_gate(closed=True)
+    request = 10
+    while arena.admit(request):
+        request += 1
+    before = arena.digest()
+    refused = arena.admit(request)
+
+    assert (refused.ok, refused.reason) == (False, "gate")
+    assert "open the gate, since pages would have to move" in refused.message
+    assert arena.digest() == before
+    assert log.of(events.PageMove) == []
+    assert log.of(events.Refusal)[-1].reason == "gate"
+    arena.end_lease(lease)
+    assert arena.admit(request).reason == "gate"
+    arena.set_gate(closed=False)
+    assert arena.admit(request).ok
+    assert len(log.of(events.PageMove)) > 0
+    assert arena.check() == []
+
+
+def test_reasons_tell_memory_from_gate_and_pins() -> None:
+    """What no layout holds is `memory` also at a closed gate and with pins."""
+    arena, log = crowded()
+    arena.lease(1, "window_8", 0, 1)
+    assert arena.apply(ops.Reserve((1000, 0, 0))).reason == "memory"
+    arena.set_gate(closed=True)
+    refused = arena.apply(ops.Reserve((0, 0, 1000)))
+
+    assert refused.reason == "memory"
+    assert "release or retract a request" in refused.message
+    assert [event.reason for event in log.of(events.Refusal)] == ["memory", "memory"]
+    refusal = log.of(events.Refusal)[-1]
+    assert refusal.demand == (0, 0, 1000)
+    assert refusal.live == (4, 8, 8)
+    assert refusal.fixed == tuple(arena.books.fixed(band) for band in arena.books.bands)
+
+
+def test_a_closed_gate_still_lends_holes_and_gaps() -> None:
+    """Growth that moves nothing goes on; pages freed at a closed gate are reused in place."""
+    arena, log = crowded()
+    arena.set_gate(closed=True)
+    gone = page_list(arena, 0, "full")
+    arena.release(0)
+
+    assert arena.admit(10).ok
+    assert arena.extend(10, 2).ok
+    assert page_list(arena, 10, "full") == gone
+    assert log.of(events.PageMove) == []
+    assert arena.check() == []
+
+
+def test_capacity_follows_gate_and_pins_at_once() -> None:
+    """Scenario C3: after each of 100 random flips the answer is what a fresh arena computes."""
+    rng = random.Random("capacity flips")
+    arena, _ = crowded()
+    arena.release(0)
+    arena.release(2)
+    leases: list[int] = []
+    demands = [[slots, 0, 0] for slots in range(12)] + [[0, n, n] for n in range(20)]
+    answers = set()
+    for _ in range(100):
+        roll = rng.random()
+        if roll < 0.4:
+            arena.set_gate(closed=not arena.books.gate_closed)
+        elif roll < 0.7 or not leases:
+            leases.append(arena.lease(rng.choice([1, 3]), rng.choice(BANDS), 0, 1))
+        else:
+            arena.end_lease(leases.pop(rng.randrange(len(leases))))
+        fresh = small_arena(P3, page_size=1, compact_hole_share=0.0)
+        fresh.restore(arena.snapshot())
+        expected = []
+        for demand in demands:
+            copy = fresh.snapshot()
+            expected.append(fresh.apply(ops.Reserve(tuple(demand))).ok)
+            fresh.restore(copy)
+        answers.add(tuple(expected))
+
+        assert [arena.serves(demand) for demand in demands] == expected
+    assert len(answers) > 3
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_leased_page_is_ever_moved_or_handed_out(name: str) -> None:
+    """Random operations: between begin and end of a lease its pages stay, and get no new owner."""
+    leased = moves = 0
+    for seed in range(12):
+        log = EventLog()
+        rng = random.Random(f"pins/{name}/{seed}")
+        arena = small_arena(
+            LAYOUTS[name], page_size=rng.choice([1, 4]), observer=log, compact_hole_share=0.0
+        )
+        engine = RandomEngine(rng)
+        for _ in range(150):
+            closed = engine.closed
+            owned = {
+                band.name: dict(zip(band.physical(band.table.place_of[known]).tolist(), known))
+                for band in arena.books.bands
+                if (known := (band.table.place_of >= 0).nonzero()[0]).size
+            }
+            engine.step(arena)
+            pins = arena.books.pins.pins.values()
+            moves += len(log.of(events.PageMove))
+            assert not (closed and engine.closed and log.of(events.PageMove))
+            for pin in pins:
+                band = arena.books.bands[pin.band]
+                pages = set(band.physical(pin.places).tolist())
+                leased += len(pages)
+                assert not pages & moved_pages(log, band.name)
+                for place in pin.places.tolist():
+                    now = int(band.table.virtual_at[place])
+                    page = int(band.physical(pin.places[:1] * 0 + place)[0])
+                    before = owned.get(band.name, {}).get(page)
+                    assert now in (-1, before), "a pinned page got a new owner"
+            assert arena.check() == []
+            log.clear()
+        engine.drain(arena)
+        assert held_pages(arena) == nothing_held(arena)
+
+    assert leased > 100 and moves > 5
