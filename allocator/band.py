@@ -270,7 +270,8 @@ class Band:
         """The `count` holes nearest the base, ascending. The caller knows there are as many."""
         if count == 0:
             return NONE
-        start, span, found, blocks = self._first_hole_block, 64, 0, []
+        start, span, found = self._first_hole_block, 64, 0
+        blocks: list[Pages] = []
         while found < count:
             counts = self._block_holes[start : start + span]
             filled = np.flatnonzero(counts)

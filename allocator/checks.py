@@ -114,6 +114,17 @@ def tables(books: Books) -> Iterator[Violation]:
                 f"band {band.name}: place {first + band.low} holds virtual page "
                 f"{int(virtual[first])}, whose table row names another place",
             )
+        space = books.state_ids if band.index == books.state else books.ids
+        rows = band.table.place_of[: space.fresh]
+        mapped = np.flatnonzero(rows >= 0)
+        named = np.minimum(rows[mapped], band.capacity - 1)
+        stale = mapped[band.table.virtual_at[named] != mapped]
+        if stale.size:
+            yield Violation(
+                "tables",
+                f"band {band.name}: the row of virtual page {int(stale[0])} names place "
+                f"{int(rows[stale[0]])}, which does not hold it",
+            )
 
 
 def ids(books: Books) -> Iterator[Violation]:

@@ -124,10 +124,12 @@ class RequestLedger:
         counts = stop - first
         total = int(counts.sum())
         if total == counts.size and (counts == 1).all():
-            return self.pages[rows, first].astype(np.int64)
+            one: Pages = self.pages[rows, first].astype(np.int64)
+            return one
         offset = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        found = self.pages[np.repeat(rows, counts), np.repeat(first, counts) + offset]
-        return found.astype(np.int64)
+        columns = np.repeat(first, counts) + offset
+        found: Pages = self.pages[np.repeat(rows, counts), columns].astype(np.int64)
+        return found
 
     def _grow_rows(self) -> None:
         size = 2 * self.length.size

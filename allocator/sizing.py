@@ -7,6 +7,7 @@ request needs at batch size 1. (Targets per band and concurrency come on top of 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from bandscope.allocator.errors import SizingError
 from bandscope.allocator.plan import StoragePlan
@@ -32,7 +33,7 @@ def parse_bytes(text: str) -> int:
             f"{text!r} was given as a size, but it is not a number with a unit; write it like 8GiB, "
             "500MB or 4096"
         )
-    size = int(float(match.group(1)) * unit)
+    size = int(Decimal(match.group(1)) * unit)  # exact, whatever the number of digits
     if not 0 < size <= ARENA_BYTES_MAX:
         raise SizingError(
             f"{text!r} was given as a size, but sizes lie between 1 byte and 1024 TiB"

@@ -1,8 +1,8 @@
-"""The arena on a CUDA device, with torch streams and events.
+"""The arena on a CUDA device, with torch streams and events and Triton kernels.
 
 Three streams that are never the same: allocator work is issued on the *schedule* stream, the
-model's forwards run on the *forward* stream, host copies on the *copy* stream. Page copies are
-plain torch copies here, in batches of bounded staging.
+model's forwards run on the *forward* stream, host copies on the *copy* stream. Page numbers reach the
+kernels through pinned host memory, one copy per call, so the host never waits for the device.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import torch
 
+from bandscope.allocator.device import kernels
 from bandscope.allocator.errors import DeviceError
 from bandscope.allocator.tables import Pages
 
-_STAGING_BYTES = 256 << 20
 _STREAM_DRAWS_MAX = 64
 
 
@@ -34,7 +34,8 @@ class CudaDevice:
         self.buffer: torch.Tensor | None = None
         self.host_waits = 0
         self.schedule, self.forwards, self.copies = _distinct_streams(self.device, 3)
-        self._pages: list[torch.Tensor] = []
+        self._page_bytes: list[int] = []
+        self._words: list[torch.Tensor] = []
         self._mirrors: list[torch.Tensor] = []
         self._done: dict[int, torch.cuda.Event] = {}
         self._read: dict[int, torch.cuda.Event] = {}
@@ -50,40 +51,54 @@ class CudaDevice:
             )
         with torch.cuda.stream(self.schedule):
             self.buffer = torch.zeros(total_bytes, dtype=torch.uint8, device=self.device)
-            # Whole pages as rows of the widest words that divide them, for wide copies.
-            self._pages = [
-                self.buffer[: total_bytes // size * size]
-                .view(torch.int64 if size % 8 == 0 else torch.uint8)
-                .view(total_bytes // size, -1)
-                for size in page_bytes
+            self._page_bytes = list(page_bytes)
+            # The arena as the widest words that divide a band's pages.
+            whole = self.buffer[: total_bytes // 8 * 8]
+            self._words = [
+                whole.view(torch.int64 if size % 8 == 0 else torch.int32) for size in page_bytes
             ]
             self._mirrors = [
                 torch.full((count,), -1, dtype=torch.int64, device=self.device)
                 for count in virtual_pages
             ]
+        self.warm_up()
 
-    def _upload(self, numbers: Pages) -> torch.Tensor:
-        # Pinned memory makes the copy asynchronous; torch keeps the block until the stream is past.
-        return torch.from_numpy(numbers).pin_memory().to(self.device, non_blocking=True)
+    def warm_up(self) -> None:
+        """Pay first-launch costs (compilation, module loading) now instead of in the first
+        compaction: every kernel runs once per band on pages of the sink."""
+        with torch.cuda.stream(self.schedule):
+            nothing = torch.zeros(1, dtype=torch.int64, device=self.device)
+            for words, page_bytes in zip(self._words, self._page_bytes, strict=True):
+                kernels.move_pages(words, nothing, nothing, page_bytes)
+                kernels.fill_pages(words, nothing, page_bytes, 0)
+
+    def _upload(self, *numbers: Pages) -> list[torch.Tensor]:
+        """Equally long lists of numbers on the device, through one pinned buffer and one copy.
+        torch keeps the pinned block until the stream is past the copy."""
+        count = numbers[0].size
+        # Rows start on 128 bytes whatever the count, so that no launch is compiled anew for another
+        # alignment of its arguments.
+        width = count + -count % 16
+        pinned = torch.empty((len(numbers), width), dtype=torch.int64, pin_memory=True)
+        rows = pinned.numpy()
+        for row, values in zip(rows, numbers, strict=True):
+            row[:count] = values
+        return [row[:count] for row in pinned.to(self.device, non_blocking=True)]
 
     def move(self, band: int, sources: Pages, destinations: Pages) -> None:
-        pages = self._pages[band]
-        step = max(1, _STAGING_BYTES // (pages.shape[1] * pages.element_size()))
         with torch.cuda.stream(self.schedule):
-            from_pages, to_pages = self._upload(sources), self._upload(destinations)
-            for start in range(0, sources.size, step):  # over batches of staging size, not pages
-                rows = pages.index_select(0, from_pages[start : start + step])
-                pages.index_copy_(0, to_pages[start : start + step], rows)
+            from_pages, to_pages = self._upload(sources, destinations)
+            kernels.move_pages(self._words[band], from_pages, to_pages, self._page_bytes[band])
 
     def fill(self, band: int, pages: Pages, value: int) -> None:
-        rows = self._pages[band]
-        word = int.from_bytes(bytes([value]) * rows.element_size(), "little", signed=value >= 128)
         with torch.cuda.stream(self.schedule):
-            rows.index_fill_(0, self._upload(pages), word)
+            (on_device,) = self._upload(pages)
+            kernels.fill_pages(self._words[band], on_device, self._page_bytes[band], value)
 
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
         with torch.cuda.stream(self.schedule):
-            self._mirrors[band].index_copy_(0, self._upload(virtual), self._upload(physical))
+            rows, values = self._upload(virtual, physical)
+            self._mirrors[band].index_copy_(0, rows, values)
 
     def mirror(self, band: int) -> torch.Tensor:
         return self._mirrors[band]

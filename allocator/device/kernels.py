@@ -1,11 +1,12 @@
 """Triton kernels of the arena: everything that touches its bytes or tables on a GPU.
 
-Each kernel runs unchanged in Triton's interpreter. All of them share three rules:
+Each kernel runs unchanged in Triton's interpreter. All of them share four rules:
 
 - Addresses are 64-bit: page numbers come in as int64 and are multiplied as such.
 - The unit of a copy is a *word* (int64, or int32 for pages that are no multiple of 8 bytes). The
   largest power of two that divides every page's offset is passed as `ALIGN` words, because only then
   does the compiler join words into 128-bit accesses.
+- Counts that change from call to call are not specialised: a first launch compiles, no later one.
 - One program works on about `TILE_BYTES`, as few pages' rows as that takes; nothing needs scratch
   memory. Grids are one-dimensional, so the number of moves is bounded by 2³¹ programs only.
 
@@ -25,7 +26,7 @@ THREADS_PER_WARP = 32
 BYTES_PER_THREAD = 32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _move_rows(
     arena, sources, destinations, count, page_words,
     ROWS: tl.constexpr, WORDS: tl.constexpr, ALIGN: tl.constexpr,
@@ -115,7 +116,7 @@ def fill_pages(words: torch.Tensor, pages: torch.Tensor, page_bytes: int, value:
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["forward_count", "inverse_count"])
 def _publish_rows(
     v2p, virtual, physical, forward_count, p2v, pages, owners, inverse_count,
     BLOCK: tl.constexpr,
@@ -152,7 +153,7 @@ def publish_rows(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _translate_tokens(
     v2p, tokens, rows, unmapped, count, page_size,
     BLOCK: tl.constexpr,
@@ -189,7 +190,7 @@ def translate_tokens(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _stamp_rows(
     arena, pages, slots, stamps, salts, wrong, count, row_count, page_words, entry_words,
     first_word, row_distance,

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from typing import TYPE_CHECKING
+
 from bandscope.allocator.tables import Pages
+
+if TYPE_CHECKING:
+    import torch
 
 
 class NoDevice:
     """A `Device` without bytes. Launched work completes at once."""
 
-    name = "none"
-    buffer = None
-    host_waits = 0
+    name: str = "none"
+    buffer: torch.Tensor | None = None
+    host_waits: int = 0
 
     def allocate(
         self, total_bytes: int, page_bytes: Sequence[int], virtual_pages: Sequence[int]

@@ -29,7 +29,7 @@ def test_every_release_starts_a_new_generation() -> None:
     names = set()
     for _ in range(5):
         ids = space.mint(2)
-        fresh = {(int(id), int(space.generation[id])) for id in ids}
+        fresh = {(int(page), int(space.generation[page])) for page in ids}
 
         assert not fresh & names
         names |= fresh
@@ -46,7 +46,7 @@ def test_ids_are_bound_exactly_while_held() -> None:
             count = rng.randint(0, min(400, space.free_count))
             ids = space.mint(count).tolist()
             assert not set(ids) & set(held)
-            assert len(set(ids)) == count and all(0 <= id < 3000 for id in ids)
+            assert len(set(ids)) == count and all(0 <= page < 3000 for page in ids)
             held += ids
         else:
             rng.shuffle(held)

@@ -151,8 +151,14 @@ def _stop_on_interrupt() -> Iterator[list[bool]]:
 def _progress(job: Run) -> Iterator[Any]:
     """A line with requests, rate and remaining time on a terminal; nothing elsewhere."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
     if not console.is_terminal:
