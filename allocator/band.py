@@ -191,8 +191,9 @@ class Band:
                 self._clear_holes(self.low, self.high)
             self.low = self.high = 0
         else:
-            self._clear_holes(self._innermost_high(), self.high)
-            if self.is_float:
+            if self.state[self.high - 1] == HOLE:
+                self._clear_holes(self._innermost_high(), self.high)
+            if self.is_float and self.state[self.low] == HOLE:
                 self._clear_holes(self.low, self._innermost_low())
         return (self.low, self.high) != before
 
@@ -217,14 +218,17 @@ class Band:
             start, span = stop, min(span * 16, 1 << 20)
 
     def _clear_holes(self, start: int, stop: int) -> None:
-        """Holes `[start, stop)` at one frontier leave the extent."""
-        if start == stop:
-            return
-        segment = self.state[start:stop]
-        gone = np.flatnonzero(segment == HOLE) + start
-        np.subtract.at(self._block_holes, gone >> BLOCK_SHIFT, 1)
-        self.holes -= gone.size
-        segment[:] = GAP
+        """Places `[start, stop)` at one frontier, all of them holes, leave the extent."""
+        self.state[start:stop] = GAP
+        self.holes -= stop - start
+        first, last = start >> BLOCK_SHIFT, (stop - 1) >> BLOCK_SHIFT
+        counts = self._block_holes
+        if first == last:
+            counts[first] -= stop - start
+        else:
+            counts[first] -= ((first + 1) << BLOCK_SHIFT) - start
+            counts[first + 1 : last] = 0
+            counts[last] -= stop - (last << BLOCK_SHIFT)
         if stop == self.high:
             self.high = start
         else:

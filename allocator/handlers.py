@@ -111,12 +111,14 @@ def release(books: Books, op: ops.Release) -> Outcome:
         kept = ledger.token_pages(row, int(ledger.first_kept[row, number]))
         books.drop(books.bands[index], kept, holder)
     virtual = ledger.token_pages(row)
-    books.drop(books.bands[books.full], virtual, holder)
-    books.ids.release(virtual)
+    if virtual.size:
+        books.drop(books.bands[books.full], virtual, holder)
+        books.ids.release(virtual)
     if books.state is not None:
         slots = ledger.state_slots(row)
-        books.drop(books.bands[books.state], slots, holder)
-        books.state_ids.release(slots)
+        if slots.size:
+            books.drop(books.bands[books.state], slots, holder)
+            books.state_ids.release(slots)
     ledger.remove(op.request)
     books.tell_extents(op.why)
     return DONE

@@ -28,6 +28,7 @@ from typer.core import TyperGroup
 
 import bandscope
 from bandscope.allocator.errors import BandscopeError
+from bandscope.tui.commands import bench as bench_command
 from bandscope.tui.commands import doctor as doctor_command
 from bandscope.tui.commands import run as run_command
 
@@ -65,6 +66,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run_command.run)
+app.command("bench")(bench_command.bench)
 app.command("doctor")(doctor_command.doctor)
 
 

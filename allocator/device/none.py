@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-
 from typing import TYPE_CHECKING
 
 from bandscope.allocator.tables import Pages

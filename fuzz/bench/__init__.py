@@ -1,0 +1,1 @@
+"""What the arena costs: measured rows with their targets, for `bandscope bench`."""
