@@ -27,6 +27,10 @@ BLOCK_PLACES = 1 << BLOCK_SHIFT
 
 NONE: Pages = np.empty(0, np.int64)
 
+_HOLE_BYTE = bytes([HOLE])
+# Past this share of the extent it is cheaper to count holes anew than to adjust counts one by one.
+_RECOUNT_SHARE = 16
+
 
 @dataclass
 class Band:
@@ -59,7 +63,8 @@ class Band:
         self.direction = -1 if self.plan.end == "high" else 1
         self.first_page = end - 1 if self.direction < 0 else lowest
         blocks = (self.capacity >> BLOCK_SHIFT) + 1
-        self.state = np.zeros(blocks * BLOCK_PLACES, np.uint8)
+        # np.full writes every byte now; np.zeros would leave the page faults to the first moves.
+        self.state = np.full(blocks * BLOCK_PLACES, GAP, np.uint8)
         self._by_block = self.state.reshape(blocks, BLOCK_PLACES)
         self._block_holes = np.zeros(blocks, np.int64)
         self._first_hole_block = 0  # no hole lies in an earlier block; a hint, not state
@@ -171,16 +176,29 @@ class Band:
     def move(self, sources: Pages, destinations: Pages, *, pending: bool) -> Pages:
         """Follow a batch of page copies. Destinations inside the extent are holes; those outside
         lie next to it. Sources become holes, or pending. Returns the virtual pages that moved."""
-        inside = (destinations >= self.low) & (destinations < self.high)
-        if inside.all():
-            self._leave_holes(destinations)
-        else:
-            self._leave_holes(destinations[inside])
-            self._widen(destinations[~inside])
-        self.state[destinations] = LIVE
+        if not sources.size:
+            return NONE
         virtual = self.table.rebind(sources, destinations)
-        self.live += destinations.size
-        self.drop(sources, pending=pending)
+        low = min(self.low, int(destinations.min()))
+        high = max(self.high, int(destinations.max()) + 1)
+        fresh = (self.low - low) + (high - self.high)
+        self.state[low : self.low] = HOLE
+        self.state[self.high : high] = HOLE
+        self.low, self.high = low, high
+        self.state[destinations] = LIVE
+        self.state[sources] = PENDING if pending else HOLE
+        self.holes += fresh - destinations.size
+        if pending:
+            self.pending += sources.size
+        else:
+            self.holes += sources.size
+        if fresh or sources.size * _RECOUNT_SHARE > high - low:
+            self._recount_blocks(low, high)
+        else:
+            np.subtract.at(self._block_holes, destinations >> BLOCK_SHIFT, 1)
+            if not pending:
+                np.add.at(self._block_holes, sources >> BLOCK_SHIFT, 1)
+        self._first_hole_block = min(self._first_hole_block, low >> BLOCK_SHIFT)
         return virtual
 
     def absorb(self) -> bool:
@@ -199,22 +217,22 @@ class Band:
 
     def _innermost_high(self) -> int:
         """One past the highest place that is not a hole; looks only at what it passes."""
-        stop, span = self.high, 1
+        stop, span = self.high, 512
         while True:
             start = max(self.low, stop - span)
-            used = np.flatnonzero(self.state[start:stop] != HOLE)
-            if used.size:
-                return start + int(used[-1]) + 1
+            used = len(self.state[start:stop].tobytes().rstrip(_HOLE_BYTE))
+            if used:
+                return start + used
             stop, span = start, min(span * 16, 1 << 20)
 
     def _innermost_low(self) -> int:
         """The lowest place that is not a hole."""
-        start, span = self.low, 1
+        start, span = self.low, 512
         while True:
             stop = min(self.high, start + span)
-            used = np.flatnonzero(self.state[start:stop] != HOLE)
-            if used.size:
-                return start + int(used[0])
+            used = len(self.state[start:stop].tobytes().lstrip(_HOLE_BYTE))
+            if used:
+                return stop - used
             start, span = stop, min(span * 16, 1 << 20)
 
     def _clear_holes(self, start: int, stop: int) -> None:
@@ -234,26 +252,10 @@ class Band:
         else:
             self.low = stop
 
-    def _widen(self, places: Pages) -> None:
-        """Places outside the extent are about to be used: move the frontiers past them; what lies
-        between becomes holes."""
-        low = int(places.min())
-        high = int(places.max()) + 1
-        if self.live + self.pending + self.holes == 0:
-            self.low, self.high = low, high
-            self._join_holes_unlisted(low, high, places)
-            return
-        if low < self.low:
-            self._join_holes_unlisted(low, self.low, places)
-            self.low = low
-        if high > self.high:
-            self._join_holes_unlisted(self.high, high, places)
-            self.high = high
-
-    def _join_holes_unlisted(self, start: int, stop: int, used: Pages) -> None:
-        fresh = np.ones(stop - start, bool)
-        fresh[used[(used >= start) & (used < stop)] - start] = False
-        self._join_holes(np.flatnonzero(fresh) + start)
+    def _recount_blocks(self, low: int, high: int) -> None:
+        """Holes per block of `[low, high)` from the states: for moves that touch much of it."""
+        first, stop = low >> BLOCK_SHIFT, ((high - 1) >> BLOCK_SHIFT) + 1
+        self._block_holes[first:stop] = np.count_nonzero(self._by_block[first:stop] == HOLE, axis=1)
 
     def _join_holes(self, places: Pages) -> None:
         if not places.size:

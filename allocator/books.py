@@ -89,8 +89,11 @@ class Books:
             return max(0, total_bytes // page_bytes - -(-sink // page_bytes))
 
         owner = [self.state if index == self.state else self.full for index in range(len(names))]
+        virtual_pages = [capacity(index or 0) for index in owner]
+        # First of all: a device that lacks the memory says so before tables of that size are made.
+        device.allocate(total_bytes, [band.page_bytes for band in plan.bands], virtual_pages)
         self.bands = [
-            Band(band, index, total_bytes, sink, capacity(owner[index] or 0))
+            Band(band, index, total_bytes, sink, virtual_pages[index])
             for index, band in enumerate(plan.bands)
         ]
         self.ids = IdSpace(capacity(self.full))
@@ -101,11 +104,6 @@ class Books:
         self.pins = Pins(self.bands)
         self.gate_closed = False
         self._extents_told: list[Span] = [(0, 0)] * len(self.bands)  # no band has an extent yet
-        device.allocate(
-            total_bytes,
-            [band.page_bytes for band in self.bands],
-            [band.virtual_capacity for band in self.bands],
-        )
 
     # --- questions ------------------------------------------------------------------------------
 

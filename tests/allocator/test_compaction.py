@@ -73,6 +73,21 @@ def test_bands_with_few_holes_are_left_alone(share: float, moves: bool) -> None:
     assert (arena.compact() > 0) == moves
 
 
+def test_bands_with_room_to_spare_are_left_alone() -> None:
+    """A band is worth moving while the free bytes around it are at most the share, and no longer."""
+    arena, _ = striped(compact_hole_share=0.0)
+    below, above = arena.books.chain.room(0)
+    mamba = arena.books.bands[0]
+    share = (above - below - mamba.extent * mamba.page_bytes) / arena.total_bytes
+    for allowed, moves in ((0.0, False), (share - 1e-9, False), (share + 1e-9, True), (1.0, True)):
+        other, log = striped(compact_hole_share=0.0, compact_gap_share=allowed)
+        other.compact()
+
+        assert ("mamba" in {event.band for event in log.of(events.PageMove)}) == moves
+        assert other.compact(urgent=True) >= 0
+        assert holes(other) == [0, 0, 0]
+
+
 def test_a_band_without_holes_moves_nothing() -> None:
     """Packed bands stay as they are, urgently or not."""
     arena = small_arena(P3, page_size=1, compact_hole_share=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.allocator.arenas import (
     P4,
     P5,
     UNIT,
+    RandomEngine,
     held_pages,
     nothing_held,
     page_list,
@@ -459,6 +461,24 @@ def test_facts_are_exact_where_they_say_so() -> None:
         assert arena.serves(demand)
         demand[index] += 1
         assert not arena.serves(demand)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_estimate_of_each_band_alone_is_exact(name: str) -> None:
+    """In random states, with pins and a closed gate: what is called available is served, one more
+    page is not."""
+    for seed in range(6):
+        rng = random.Random(f"estimate/{name}/{seed}")
+        arena = small_arena(LAYOUTS[name], page_size=rng.choice([1, 2]))
+        engine = RandomEngine(rng, illegal=False)
+        for _ in range(60):
+            engine.step(arena)
+            for index, fact in enumerate(arena.facts()):
+                demand = [0] * len(arena.books.bands)
+                demand[index] = fact.available_estimate
+                assert arena.serves(demand)
+                demand[index] += 1
+                assert not arena.serves(demand)
 
 
 def test_an_arena_too_small_for_a_page_of_each_band_is_refused() -> None:
