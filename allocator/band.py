@@ -92,7 +92,8 @@ class Band:
 
     def physical(self, places: Pages) -> Pages:
         """Physical page numbers (byte offset / page bytes) of places."""
-        result: Pages = self.first_page + self.direction * places
+        up = self.direction > 0
+        result: Pages = self.first_page + places if up else self.first_page - places
         return result
 
     def places_of_physical(self, pages: Pages) -> Pages:
@@ -216,24 +217,12 @@ class Band:
         return (self.low, self.high) != before
 
     def _innermost_high(self) -> int:
-        """One past the highest place that is not a hole; looks only at what it passes."""
-        stop, span = self.high, 512
-        while True:
-            start = max(self.low, stop - span)
-            used = len(self.state[start:stop].tobytes().rstrip(_HOLE_BYTE))
-            if used:
-                return start + used
-            stop, span = start, min(span * 16, 1 << 20)
+        """One past the highest place that is not a hole."""
+        return self.high - _leading_holes(self.state[self.low : self.high][::-1])
 
     def _innermost_low(self) -> int:
         """The lowest place that is not a hole."""
-        start, span = self.low, 512
-        while True:
-            stop = min(self.high, start + span)
-            used = len(self.state[start:stop].tobytes().lstrip(_HOLE_BYTE))
-            if used:
-                return stop - used
-            start, span = stop, min(span * 16, 1 << 20)
+        return self.low + _leading_holes(self.state[self.low : self.high])
 
     def _clear_holes(self, start: int, stop: int) -> None:
         """Places `[start, stop)` at one frontier, all of them holes, leave the extent."""
@@ -264,7 +253,7 @@ class Band:
         self.holes += places.size
         blocks = places >> BLOCK_SHIFT
         np.add.at(self._block_holes, blocks, 1)
-        self._first_hole_block = min(self._first_hole_block, int(blocks.min()))
+        self._first_hole_block = min(self._first_hole_block, int(np.minimum.reduce(blocks)))
 
     def _leave_holes(self, places: Pages) -> None:
         self.holes -= places.size
@@ -362,3 +351,21 @@ class Band:
         self.state[low:high] = GAP
         self.pin_count[low:high] = 0
         self._block_holes[low >> BLOCK_SHIFT : (high >> BLOCK_SHIFT) + 1] = 0
+
+
+def _leading_holes(states: np.ndarray) -> int:
+    """How many holes `states` begins with; looks only at what it passes, in growing steps."""
+    start, span = 0, 512
+    while start < states.size:
+        step = states[start : start + span]
+        if span == 512:  # for a few, stripping bytes is the quickest
+            passed = step.size - len(step.tobytes().lstrip(_HOLE_BYTE))
+        else:
+            used = step != HOLE
+            first = int(used.argmax())
+            passed = first if used[first] else step.size
+        start += passed
+        if passed < step.size:
+            break
+        span = min(span * 16, 1 << 20)
+    return start

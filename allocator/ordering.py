@@ -44,7 +44,7 @@ class Tickets:
     @property
     def unsettled(self) -> bool:
         """True when some launched work is neither completed nor ordered by a barrier."""
-        return self.settled_through < self.issued
+        return bool(self.in_flight) and self.settled_through < self.issued
 
     def launch(self, writes: dict[int, Pages]) -> int:
         """Take the next ticket for a forward that may write `writes` (virtual pages per band)."""

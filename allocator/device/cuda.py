@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from bandscope.allocator.device import kernels
@@ -37,6 +38,8 @@ class CudaDevice:
         self._page_bytes: list[int] = []
         self._words: list[torch.Tensor] = []
         self._mirrors: list[torch.Tensor] = []
+        # Fills asked for but not yet issued, by (band, value): see `_issue_fills`.
+        self._fills: dict[tuple[int, int], list[Pages]] = {}
         self._done: dict[int, torch.cuda.Event] = {}
         self._read: dict[int, torch.cuda.Event] = {}
 
@@ -86,14 +89,25 @@ class CudaDevice:
         return [row[:count] for row in pinned.to(self.device, non_blocking=True)]
 
     def move(self, band: int, sources: Pages, destinations: Pages) -> None:
+        self._issue_fills()
         with torch.cuda.stream(self.schedule):
             from_pages, to_pages = self._upload(sources, destinations)
             kernels.move_pages(self._words[band], from_pages, to_pages, self._page_bytes[band])
 
     def fill(self, band: int, pages: Pages, value: int) -> None:
+        self._fills.setdefault((band, value), []).append(pages)
+
+    def _issue_fills(self) -> None:
+        """Fills are issued together, one kernel per band, before the next thing that reads or writes
+        page content: a move or a launched forward. An allocation then costs no launch of its own."""
+        if not self._fills:
+            return
+        fills, self._fills = self._fills, {}
         with torch.cuda.stream(self.schedule):
-            (on_device,) = self._upload(pages)
-            kernels.fill_pages(self._words[band], on_device, self._page_bytes[band], value)
+            for (band, value), batches in fills.items():
+                pages = batches[0] if len(batches) == 1 else np.concatenate(batches)
+                (on_device,) = self._upload(pages)
+                kernels.fill_pages(self._words[band], on_device, self._page_bytes[band], value)
 
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
         with torch.cuda.stream(self.schedule):
@@ -104,6 +118,7 @@ class CudaDevice:
         return self._mirrors[band]
 
     def launch(self, ticket: int) -> None:
+        self._issue_fills()
         self.forwards.wait_stream(self.schedule)
 
     @contextmanager
@@ -147,6 +162,7 @@ class CudaDevice:
             self.schedule.wait_event(read)
 
     def synchronize(self) -> None:
+        self._issue_fills()
         torch.cuda.synchronize(self.device)
 
 

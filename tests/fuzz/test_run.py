@@ -59,7 +59,7 @@ def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NoDevice, "allocate", refuse)
 
 
-# --- a run ------------------------------------------------------------------------------------------
+# --- a run ---------------------------------------------------------------------------------------
 
 
 def test_a_run_serves_everything_and_is_healthy() -> None:
@@ -352,7 +352,7 @@ def test_an_arena_below_the_floor_names_every_term(
 def test_a_bad_model_configuration_is_refused(
     no_allocation: None, tmp_path: Path, change: dict[str, Any], parts: list[str]
 ) -> None:
-    """A window longer than the context, and missing or malformed fields, are named with the file."""
+    """A window longer than the context, missing and malformed fields: named with the file."""
     values: dict[str, Any] = {
         "model_type": "gpt_oss", "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 8,
         "sliding_window": 24, "max_position_embeddings": 4096, **change,

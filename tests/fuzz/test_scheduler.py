@@ -510,7 +510,11 @@ def test_the_same_trace_twice_is_the_same_run() -> None:
     for _ in range(2):
         scheduler, spy = scheduler_of(BOTH, 150 * UNIT, output_reserve=0.2, chunk_tokens=16)
         mid: list[str] = []
-        scheduler.after_step = lambda s, mid=mid: mid.append(s.memory.arena.digest())  # type: ignore
+
+        def keep(scheduler: Scheduler, mid: list[str] = mid) -> None:
+            mid.append(scheduler.memory.arena.digest())  # type: ignore[attr-defined]
+
+        scheduler.after_step = keep
         results = serve(scheduler, random_requests(5)).results
         runs.append((results.to_json(), spy.operations, spy.steps, mid))
     assert runs[0] == runs[1]

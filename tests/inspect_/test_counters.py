@@ -48,7 +48,7 @@ class Events:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_counters_agree_with_the_arena_at_every_step(name: str) -> None:
-    """Held pages are the live ones, peaks are real peaks, and moved bytes are moved pages' bytes."""
+    """Held pages are the live ones, peaks are real, and moved bytes are moved pages' bytes."""
     plan = plan_from_sizes(LAYOUTS[name])
     counters, seen = Counters(), Events()
     arena = Arena(

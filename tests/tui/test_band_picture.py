@@ -1,4 +1,4 @@
-"""The picture of the bands: everything that exists is visible, at any width, and exactly as wide."""
+"""The picture of the bands: what exists is visible at any width, and the width is exact."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ def test_every_line_has_the_same_width() -> None:
         assert {len(line) for line in lines[:-1]} == {width - 1}
 
 
-@pytest.mark.parametrize(("count", "rows"), [(1, 1), (5, 16), (16, 16), (17, 16), (500, 16), (9, 1)])
+@pytest.mark.parametrize(
+    ("count", "rows"), [(1, 1), (5, 16), (16, 16), (17, 16), (500, 16), (9, 1)]
+)
 def test_at_most_the_asked_rows(count: int, rows: int) -> None:
     """Samples are thinned evenly, never to nothing."""
     plan = plan_of([("mamba", 8), ("full", 8)])
@@ -115,7 +117,8 @@ def test_at_most_the_asked_rows(count: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["gpt-oss-20b", "qwen3-next-80b-a3b", "kimi-linear-48b-a3b", "inkling", "mimo-v2-flash"]
+    "model",
+    ["gpt-oss-20b", "qwen3-next-80b-a3b", "kimi-linear-48b-a3b", "inkling", "mimo-v2-flash"],
 )
 def test_letters_and_legend_of_real_models(model: str) -> None:
     """Letters are unique, never those of sink or gap, and the legend names every band."""
