@@ -23,6 +23,7 @@ from bandscope.allocator.errors import InvariantError, MisuseError
 from bandscope.allocator.events import Observer
 from bandscope.allocator.facts import BandFacts, band_facts
 from bandscope.allocator.handlers import HANDLERS
+from bandscope.allocator.leases import LeaseFacts
 from bandscope.allocator.operations import Operation, Outcome
 from bandscope.allocator.plan import StoragePlan
 from bandscope.allocator.tables import Pages
@@ -117,15 +118,33 @@ class Arena:
         return moved
 
     def lease(
-        self, request: int, band: str, first_page: int, stop_page: int, holder: str = "host copy"
+        self,
+        request: int,
+        band: str,
+        first_page: int,
+        stop_page: int,
+        holder: str = "engine",
+        *,
+        purpose: str = "host copy",
+        deadline_ticket: int | None = None,
     ) -> int:
-        """Pin pages of a request; returns the lease's number for `end_lease`."""
-        number: int = self._ask(ops.Lease(request, band, first_page, stop_page, holder)).value
+        """Pin pages of a request (see `operations.Lease`); returns the number for `end_lease`."""
+        lease = ops.Lease(request, band, first_page, stop_page, holder, purpose, deadline_ticket)
+        number: int = self._ask(lease).value
         return number
 
-    def end_lease(self, number: int) -> Outcome:
-        """Drop a pin."""
-        return self._ask(ops.EndLease(number))
+    def end_lease(self, number: int, holder: str | None = None) -> Outcome:
+        """Drop a pin; by its holder only."""
+        return self._ask(ops.EndLease(number, holder))
+
+    def leases(self) -> list[LeaseFacts]:
+        """Every lease that is held, oldest first, with its age and whether it is overdue."""
+        tickets = self.books.tickets
+        return self.books.pins.facts(tickets.issued, tickets.completed_through)
+
+    def leased_bytes(self, number: int) -> LeasedBytes:
+        """The bytes of a lease's pages: readable and writable while it is held, never after."""
+        return LeasedBytes(self, number)
 
     def set_gate(self, *, closed: bool) -> Outcome:
         """While closed, no page may move."""
@@ -232,6 +251,26 @@ class Arena:
         hasher = hashlib.blake2b(digest_size=16)
         _feed(hasher, self.snapshot())
         return hasher.hexdigest()
+
+
+class LeasedBytes:
+    """The pages of one lease as bytes. Every access asks whether the lease is still held, so a view
+    that outlives its lease raises `MisuseError` instead of reading somebody else's page."""
+
+    def __init__(self, arena: Arena, number: int) -> None:
+        self._arena = arena
+        self._number = number
+        arena.books.pins.held(number)
+
+    def __len__(self) -> int:
+        return int(self._arena.books.pins.held(self._number).places.size)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """The `index`-th page of the lease: `uint8`, page_bytes long, a view of the arena."""
+        pin = self._arena.books.pins.held(self._number)
+        band = self._arena.books.bands[pin.band]
+        start = int(band.physical(pin.places[index : index + 1])[0]) * band.page_bytes
+        return self._arena.buffer[start : start + band.page_bytes]
 
 
 def _feed(hasher: Any, value: Any) -> None:

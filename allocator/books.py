@@ -25,7 +25,7 @@ from bandscope.allocator.requests import RequestLedger
 from bandscope.allocator.tables import IdSpace, Pages
 
 HAND_OUT = ("zero", "poison", "none")
-BARRIERS = ("fine", "coarse")
+BARRIERS = ("fine", "coarse", "off")
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class ArenaConfig:
     `headroom_share`: when pages must move for a demand, room for this share of the arena more is
     made at once, where it fits, so that the next demands need no move (0: the exact demand only).
     `hand_out` and `hand_out_state`: what happens to the bytes of a page before its new owner gets
-    it (`zero`, `poison`, `none`). `barrier`: what the scheduler's table writes wait for, the
-    forward's table reads (`fine`) or all of it (`coarse`).
+    it (`zero`, `poison`, `none`). `barrier`: what the scheduler's table writes wait for: the
+    forward's table reads (`fine`), all of it (`coarse`), or nothing (`off`: wrong on purpose, for
+    experiments that must see the race; every publish says so to the observer).
     """
 
     max_moves: int = 4096
@@ -279,9 +280,9 @@ class Books:
             self._defer(band, places)
         band.absorb()
 
-    def unpin(self, number: int) -> None:
+    def unpin(self, number: int, holder: str | None) -> None:
         """End a lease; what it alone kept from reuse follows the launched work, then is free."""
-        pin, freed = self.pins.end(number)
+        pin, freed = self.pins.end(number, holder)
         band = self.bands[pin.band]
         if self.observer is not None:
             self.observer.effect(events.LeaseEnd(pin.holder, band.name, pin.virtual, False))
@@ -316,7 +317,7 @@ class Books:
         if self.config.barrier == "coarse":
             self.tickets.order_behind_all()
             self.device.order_behind(newest)
-        else:
+        elif self.config.barrier == "fine":
             self.device.order_behind_reads(newest)
         if self.observer is not None:
             kind = f"write-after-read ({self.config.barrier})"

@@ -15,6 +15,7 @@ from bandscope.allocator import compaction, events
 from bandscope.allocator import operations as ops
 from bandscope.allocator.books import Books
 from bandscope.allocator.errors import MisuseError
+from bandscope.allocator.leases import PURPOSES
 from bandscope.allocator.operations import DONE, Outcome
 from bandscope.allocator.tables import Pages
 
@@ -191,15 +192,27 @@ def lease(books: Books, op: ops.Lease) -> Outcome:
             f"a lease named pages {op.first_page} to {op.stop_page} of request {op.request} in "
             f"{op.band}, which holds pages {trimmed} to {held.size}; lease pages that are held"
         )
+    if op.purpose not in PURPOSES:
+        raise MisuseError(
+            f"a lease for {op.purpose!r} was asked for; the purposes are {', '.join(PURPOSES)}"
+        )
     virtual = held[op.first_page : op.stop_page]
-    pin = books.pins.begin(op.holder, band.index, virtual, ids.generation[virtual])
+    pin = books.pins.begin(
+        band.index,
+        virtual,
+        ids.generation[virtual],
+        holder=op.holder,
+        purpose=op.purpose,
+        begun_ticket=books.tickets.issued,
+        deadline_ticket=op.deadline_ticket,
+    )
     if books.observer is not None:
         books.observer.effect(events.LeaseBegin(op.holder, band.name, virtual, False))
     return Outcome(True, pin.number)
 
 
 def end_lease(books: Books, op: ops.EndLease) -> Outcome:
-    books.unpin(op.lease)
+    books.unpin(op.lease, op.holder)
     books.tell_extents("lease end")
     return DONE
 

@@ -15,17 +15,38 @@ from bandscope.allocator.band import PENDING, Band
 from bandscope.allocator.errors import MisuseError
 from bandscope.allocator.tables import Pages
 
+PURPOSES = ("forward", "host copy", "transfer")
+
 
 @dataclass(frozen=True)
 class Pin:
-    """One lease: who holds which places of which band, and what they were called when it began."""
+    """One lease: who holds which places of which band, and what they were called when it began.
+
+    `begun_ticket`: the newest ticket at that time; a lease's age is counted in tickets since.
+    """
 
     number: int
     holder: str
+    purpose: str
     band: int
     places: Pages
     virtual: Pages
     generation: Pages
+    begun_ticket: int
+    deadline_ticket: int | None
+
+
+@dataclass(frozen=True)
+class LeaseFacts:
+    """A lease as reports show it: `age_tickets` since it began, `overdue` past its deadline."""
+
+    number: int
+    holder: str
+    purpose: str
+    band: str
+    pages: int
+    age_tickets: int
+    overdue: bool
 
 
 class Pins:
@@ -38,23 +59,54 @@ class Pins:
         self.pins: dict[int, Pin] = {}
         self.deferred = [0] * len(bands)
 
-    def begin(self, holder: str, band: int, virtual: Pages, generation: Pages) -> Pin:
+    def begin(
+        self,
+        band: int,
+        virtual: Pages,
+        generation: Pages,
+        *,
+        holder: str,
+        purpose: str,
+        begun_ticket: int,
+        deadline_ticket: int | None,
+    ) -> Pin:
         """Pin live pages; several pins of one page are counted."""
         places = self._bands[band].table.place_of[virtual]
-        pin = Pin(self.next_number, holder, band, places, virtual, generation)
+        pin = Pin(
+            self.next_number,
+            holder,
+            purpose,
+            band,
+            places,
+            virtual,
+            generation,
+            begun_ticket,
+            deadline_ticket,
+        )
         self.next_number += 1
         self.pins[pin.number] = pin
         self._bands[band].pin_count[places] += 1
         return pin
 
-    def end(self, number: int) -> tuple[Pin, Pages]:
-        """Drop a pin; returns it and the places that it alone had kept from reuse."""
+    def held(self, number: int) -> Pin:
+        """The lease of that number; `MisuseError` when it has ended or never began."""
         if number not in self.pins:
+            ended = "has ended" if 0 < number < self.next_number else "never began"
             raise MisuseError(
-                f"lease {number} was ended, but it is not held (held: {sorted(self.pins)}); "
-                "end each lease once, by the number that Lease returned"
+                f"lease {number} was named, but it {ended} (held: {sorted(self.pins)}); use and end "
+                "each lease once, by the number that Lease returned"
             )
-        pin = self.pins.pop(number)
+        return self.pins[number]
+
+    def end(self, number: int, holder: str | None) -> tuple[Pin, Pages]:
+        """Drop a pin; returns it and the places that it alone had kept from reuse."""
+        pin = self.held(number)
+        if holder is not None and holder != pin.holder:
+            raise MisuseError(
+                f"lease {number} was ended by {holder!r}, but {pin.holder!r} holds it; only its "
+                "holder may end it"
+            )
+        del self.pins[number]
         band = self._bands[pin.band]
         band.pin_count[pin.places] -= 1
         freed = pin.places[
@@ -62,6 +114,21 @@ class Pins:
         ]
         self.deferred[pin.band] -= freed.size
         return pin, freed
+
+    def facts(self, issued: int, completed_through: int) -> list[LeaseFacts]:
+        """Every lease, oldest first."""
+        return [
+            LeaseFacts(
+                pin.number,
+                pin.holder,
+                pin.purpose,
+                self._bands[pin.band].name,
+                pin.places.size,
+                issued - pin.begun_ticket,
+                pin.deadline_ticket is not None and pin.deadline_ticket <= completed_through,
+            )
+            for pin in sorted(self.pins.values(), key=lambda pin: pin.number)
+        ]
 
     def note_freed(self, band: int, pinned: int) -> None:
         """`pinned` places of `band` were freed while pinned."""

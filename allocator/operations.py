@@ -95,21 +95,27 @@ class Lease(Operation):
     """Pin pages of a request so that they neither move nor get reused until `EndLease`.
 
     Pages are named by role: pages `[first_page, stop_page)` of the request's own order in `band`
-    (state bands: slots). The value of the outcome is the lease's number.
+    (state bands: slots). The value of the outcome is the lease's number. `holder` is who may end
+    it; `purpose` is `forward`, `host copy` or `transfer`. `deadline_ticket`: once this ticket has
+    completed the lease counts as overdue; it is reported, never ended for its holder.
     """
 
     request: int
     band: str
     first_page: int
     stop_page: int
-    holder: str = "host copy"
+    holder: str = "engine"
+    purpose: str = "host copy"
+    deadline_ticket: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EndLease(Operation):
-    """Drop a pin; pages freed meanwhile become reusable when their work has completed."""
+    """Drop a pin; pages freed meanwhile become reusable when their work has completed. Only its
+    holder may (None: whoever asks is taken for the holder)."""
 
     lease: int
+    holder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

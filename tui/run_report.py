@@ -45,11 +45,14 @@ def _parts(console: Console, run: Run, data: dict[str, Any]) -> Iterator[Rendera
 def _heading(data: dict[str, Any]) -> RenderableType:
     plan, results = data["plan"], data["results"]
     stopped = "  [stopped early]" if results["stopped_early"] else ""
+    off = data["config"]["barrier"] == "off"
+    warning = "\nwrite-after-read barrier OFF: table writes race with forwards" if off else ""
     return Text.assemble(
         ("\n" + plan["model"], "bold"),
         f" · {data['workload']['name']} · arena {spell_bytes(data['arena_bytes'])} on "
         f"{data['device']} · page size {plan['page_size']}",
         (stopped, "bold yellow"),
+        (warning, "bold red"),
     )
 
 

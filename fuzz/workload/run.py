@@ -9,6 +9,7 @@ from typing import Any
 
 from bandscope.allocator import sizing
 from bandscope.allocator.arena import Arena, ArenaConfig
+from bandscope.allocator.books import BARRIERS
 from bandscope.allocator.checks import Violation
 from bandscope.allocator.device import open_device
 from bandscope.allocator.device.protocol import Device
@@ -51,6 +52,7 @@ class RunConfig:
     max_running: int = 1024
     output_reserve: float = 1.0
     max_moves: int = 4096
+    barrier: str = "fine"
     check_every: int = 256
 
 
@@ -93,7 +95,9 @@ class Run:
             # Zeroing every handed-out page costs more than everything else on a CPU; recurrent
             # state needs it, attention rows are always written before they are read.
             config=ArenaConfig(
-                hand_out="zero" if zero_all else "none", max_moves=config.max_moves
+                hand_out="zero" if zero_all else "none",
+                max_moves=config.max_moves,
+                barrier=config.barrier,
             ),
             observer=self.counters,
         )
@@ -283,6 +287,10 @@ def _check_numbers(config: RunConfig) -> None:
     ):
         if value is not None and value < low:
             raise ConfigError(f"{name} {value} was asked for; give a number of {low} or more")
+    if config.barrier not in BARRIERS:
+        raise ConfigError(
+            f"--barrier {config.barrier} was asked for, but the barriers are {', '.join(BARRIERS)}"
+        )
     if not 0 <= config.output_reserve <= 1:
         raise ConfigError(
             f"--output-reserve {config.output_reserve} was asked for; give a share from 0 to 1"

@@ -344,8 +344,10 @@ MISUSES: list[tuple[Operation, str]] = [
     (ops.Lease(0, "full", -1, 2), "lease pages that are held"),
     (ops.Lease(0, "window_8", 0, 4), "holds pages 3 to 5"),
     (ops.Lease(0, "mamba", 0, 2), "holds pages 0 to 1"),
-    (ops.EndLease(0), r"lease 0 was ended, but it is not held \(held: \[1\]\)"),
+    (ops.EndLease(0), r"lease 0 was named, but it never began \(held: \[1\]\)"),
     (ops.EndLease(2), "end each lease once"),
+    (ops.EndLease(1, "a stranger"), "ended by 'a stranger', but 'engine' holds it"),
+    (ops.Lease(0, "full", 0, 1, purpose="fun"), "the purposes are forward, host copy, transfer"),
 ]
 
 

@@ -219,7 +219,7 @@ def test_a_lease_ends_once() -> None:
     arena.end_lease(first)
     before = arena.digest()
 
-    with pytest.raises(MisuseError, match=f"lease {first} was ended, but it is not held"):
+    with pytest.raises(MisuseError, match=f"lease {first} was named, but it has ended"):
         arena.end_lease(first)
     assert arena.digest() == before
     assert arena.lease(1, "full", 0, 1) == first + 1
@@ -248,11 +248,13 @@ def test_nothing_moves_while_the_gate_is_closed(urgent: bool) -> None:
     arena, log = crowded()
     arena.release(0)
     arena.release(2)
+    arena.launch([1])
     arena.set_gate(closed=True)
     before = {band: page_list(arena, 3, band) for band in BANDS}
+    log.clear()
 
     assert arena.compact(urgent=urgent) == 0
-    assert log.of(events.PageMove) == []
+    assert log.of(events.PageMove) + log.of(events.Barrier) == []
     assert {band: page_list(arena, 3, band) for band in BANDS} == before
     arena.set_gate(closed=False)
     assert arena.compact(urgent=urgent) > 0
@@ -376,3 +378,61 @@ def test_no_leased_page_is_ever_moved_or_handed_out(name: str) -> None:
         assert held_pages(arena) == nothing_held(arena)
 
     assert leased > 100 and moves > 5
+
+
+def test_only_the_holder_ends_a_lease() -> None:
+    """A stranger is refused by name and changes nothing; the holder, and the engine, may."""
+    arena, _ = crowded()
+    first = arena.lease(1, "full", 0, 1, holder="backup", purpose="transfer")
+    second = arena.lease(1, "full", 0, 1, holder="backup")
+    before = arena.digest()
+
+    with pytest.raises(MisuseError, match="ended by 'restore', but 'backup' holds it"):
+        arena.end_lease(first, "restore")
+    assert arena.digest() == before
+    arena.end_lease(first, "backup")
+    arena.end_lease(second)
+    assert arena.leases() == []
+
+
+def test_leases_have_an_age_in_tickets_and_a_deadline() -> None:
+    """Age counts launches since; a lease is overdue once its deadline's ticket has completed, and
+    is reported, never ended."""
+    arena, _ = crowded()
+    ticket = arena.launch([1])
+    number = arena.lease(1, "full", 0, 2, holder="peer", purpose="transfer", deadline_ticket=2)
+    arena.complete(ticket)
+    (fresh,) = arena.leases()
+    later = arena.launch([1])
+    arena.complete(later)
+    (overdue,) = arena.leases()
+
+    assert (fresh.number, fresh.holder, fresh.purpose) == (number, "peer", "transfer")
+    assert (fresh.band, fresh.pages, fresh.age_tickets, fresh.overdue) == ("full", 2, 0, False)
+    assert (overdue.age_tickets, overdue.overdue) == (1, True)
+    assert arena.books.pins.hull(arena.books.full) is not None
+
+
+def test_bytes_of_a_lease_end_with_it() -> None:
+    """Scenario B2: the view reads the leased page while it is held, whatever moves around it, and
+    raises once the lease has ended."""
+    arena = small_arena(P3, device="cpu")
+    for request in range(3):
+        arena.admit(request)
+        arena.extend(request, 8)
+    pages, _ = arena.pages_of(1, "full")
+    size = arena.plan.band("full").page_bytes
+    expected = arena.buffer[int(pages[1]) * size : (int(pages[1]) + 1) * size]
+    expected.fill_(7)
+    view = arena.leased_bytes(arena.lease(1, "full", 1, 2))
+    arena.release(0)
+    arena.release(1)  # freed under the lease: it stays where it is
+    arena.compact(urgent=True)
+
+    assert len(view) == 1
+    assert view[0].eq(7).all() and view[0].numel() == size
+    arena.end_lease(arena.leases()[0].number)
+    with pytest.raises(MisuseError, match="has ended"):
+        view[0]
+    with pytest.raises(MisuseError, match="has ended"):
+        len(view)

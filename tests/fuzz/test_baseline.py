@@ -114,6 +114,14 @@ def test_the_search_improves_a_bad_start(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found[2].shares[2] > 0.3
 
 
+def test_the_best_split_is_best_on_the_whole_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the part that was searched misled, the split that served all of it best is named."""
+    monkeypatch.setattr(baseline, "_search", lambda *_: (0.6, 0.35, 0.05))
+    bad, default, best = run_baselines(small_plan(), 14_000, trace, CONFIG, lambda what: None)
+    assert best.shares in (bad.shares, default.shares)
+    assert cost_of(best.results) == min(cost_of(bad.results), cost_of(default.results))
+
+
 def test_the_search_looks_at_the_first_requests_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits are judged on a bounded part of the trace; the chosen one serves all of it."""
     monkeypatch.setattr(baseline, "SEARCH_REQUESTS_MAX", 7)

@@ -70,6 +70,13 @@ def run(
     max_moves: Annotated[
         int, typer.Option(help="Page moves per band of one opportunistic compaction.")
     ] = 4096,
+    barrier: Annotated[
+        str,
+        typer.Option(
+            help="What table writes wait for: fine (the forward's table reads), coarse (all of it), "
+            "or off (wrong on purpose, to see the race)."
+        ),
+    ] = "fine",
     check_every: Annotated[int, typer.Option(help="Steps between full checks.")] = 256,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write every number of the report here.")
@@ -109,6 +116,7 @@ def run(
             max_running=max_running,
             output_reserve=output_reserve,
             max_moves=max_moves,
+            barrier=barrier,
             check_every=check_every,
         )
     )
