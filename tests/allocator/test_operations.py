@@ -498,7 +498,7 @@ def test_an_arena_too_small_for_a_page_of_each_band_is_refused() -> None:
     [
         {"hand_out": "dirty"},
         {"hand_out_state": "dirty"},
-        {"barrier": "off"},
+        {"barrier": "loose"},
         {"max_moves": -1},
         {"compact_hole_share": 1.5},
         {"compact_hole_share": -0.1},
