@@ -279,6 +279,7 @@ def _verify_level(asked: str | None, device: Device) -> str:
 def _check_numbers(config: RunConfig) -> None:
     for name, value, low in (
         ("--requests", config.requests, 1),
+        ("--arena-bytes", config.arena_bytes, 1),
         ("--chunk-tokens", config.chunk_tokens, 1),
         ("--max-running", config.max_running, 1),
         ("--check-every", config.check_every, 1),

@@ -124,7 +124,6 @@ class Scheduler:
         self._peaks: dict[int, list[int]] = {}
         self._next_number = 0
         self._in_flight: deque[int] = deque()
-        self._chunk = chunk_demand(self.plan, self.config.chunk_tokens)
         self._blocked = False
 
     # --- the loop -----------------------------------------------------------------------------
@@ -268,10 +267,12 @@ class Scheduler:
         return peak_demand(self.plan, entry.request.prompt_tokens, kept)
 
     def _chunk_for(self, entry: Waiting) -> list[int]:
-        if self.prefilling:
-            return self._chunk
-        tokens = entry.request.prompt_tokens + entry.generated
-        return chunk_demand(self.plan, min(tokens, self.config.chunk_tokens))
+        """What the next step's chunks may hold, when `entry` is prefilled with those before it."""
+        due = sum(running.prompt_tokens - running.computed for running in self.prefilling)
+        due += entry.request.prompt_tokens + entry.generated
+        # Each request's chunk may start and end inside a page of its own.
+        pages = chunk_demand(self.plan, min(due, self.config.chunk_tokens))
+        return [count + len(self.prefilling) if count else 0 for count in pages]
 
     def _outstanding(self) -> list[int]:
         """What the running requests may still take, pages per band."""

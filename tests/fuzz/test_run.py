@@ -292,7 +292,8 @@ def test_baselines_serve_the_same_requests() -> None:
         ({"workload": "azure:/no/such/file.csv"}, WorkloadError, ["/no/such/file.csv"]),
         ({"workload": "synthetic:ratee=3"}, WorkloadError, ["ratee"]),
         ({"arena_bytes": 1 << 20}, SizingError, ["one request", "1 page of full"]),
-        ({"arena_bytes": -5}, SizingError, ["one request"]),
+        ({"arena_bytes": -5}, ConfigError, ["--arena-bytes -5", "1 or more"]),
+        ({"arena_bytes": 0}, ConfigError, ["--arena-bytes 0"]),
     ],
 )
 def test_bad_values_are_refused_before_memory_is_taken(
