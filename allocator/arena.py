@@ -191,6 +191,32 @@ class Arena:
         known = books.bands[index]
         return known.physical(known.table.place_of[virtual]), first
 
+    def token_ids(self, request: int) -> Pages:
+        """Virtual token ids of a request, in position order: what request tables hold. They stay
+        the same while pages move."""
+        books = self.books
+        row = books.ledger.row(request)
+        size = self.plan.page_size
+        ids = books.ledger.token_pages(row)[:, None] * size + np.arange(size)
+        return ids.reshape(-1)[: int(books.ledger.length[row])]
+
+    def translate(self, band: str, tokens: torch.Tensor) -> torch.Tensor:
+        """Physical rows (page × page size + row in page) of virtual token ids in a band, int64, by
+        the device's tables as last published. Unmapped ids (never bound, released, trimmed out of a
+        window) go to row 0, the sink, and are counted; with `debug` they are refused by
+        `MisuseError`. Call inside `device.forward` to read the tables in the forward's order."""
+        index = [known.name for known in self.books.bands].index(band)
+        before = self.device.unmapped_tokens() if self.books.config.debug else 0
+        rows = self.device.translate(index, tokens, self.books.bands[index].plan.page_size)
+        if self.books.config.debug:
+            missing = self.device.unmapped_tokens() - before
+            if missing:
+                raise MisuseError(
+                    f"{missing} of {tokens.numel()} token ids are not mapped in band {band}; "
+                    "translate only tokens that the request still holds there"
+                )
+        return rows
+
     # --- capacity ------------------------------------------------------------------------------------
 
     def serves(self, demand: Sequence[int]) -> bool:

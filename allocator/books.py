@@ -40,7 +40,8 @@ class ArenaConfig:
     `hand_out` and `hand_out_state`: what happens to the bytes of a page before its new owner gets
     it (`zero`, `poison`, `none`). `barrier`: what the scheduler's table writes wait for: the
     forward's table reads (`fine`), all of it (`coarse`), or nothing (`off`: wrong on purpose, for
-    experiments that must see the race; every publish says so to the observer).
+    experiments that must see the race; every publish says so to the observer). `debug`: a
+    translation of an unmapped token is refused (which waits for the device) instead of counted.
     """
 
     max_moves: int = 4096
@@ -50,6 +51,7 @@ class ArenaConfig:
     hand_out: str = "zero"
     hand_out_state: str = "zero"
     barrier: str = "fine"
+    debug: bool = False
 
     def __post_init__(self) -> None:
         for name, value, allowed in (

@@ -25,6 +25,7 @@ class CpuDevice:
         self.host_waits = 0
         self._pages: list[np.ndarray] = []
         self._mirrors: list[torch.Tensor] = []
+        self._unmapped = 0
 
     def allocate(
         self, total_bytes: int, page_bytes: Sequence[int], virtual_pages: Sequence[int]
@@ -57,6 +58,16 @@ class CpuDevice:
 
     def mirror(self, band: int) -> torch.Tensor:
         return self._mirrors[band]
+
+    def translate(self, band: int, tokens: torch.Tensor, page_size: int) -> torch.Tensor:
+        known = tokens >= 0
+        pages = self._mirrors[band][torch.where(known, tokens, 0) // page_size]
+        mapped = known & (pages >= 0)
+        self._unmapped += int((~mapped).sum())
+        return torch.where(mapped, pages * page_size + tokens % page_size, 0)
+
+    def unmapped_tokens(self) -> int:
+        return self._unmapped
 
     def launch(self, ticket: int) -> None:
         pass

@@ -36,6 +36,7 @@ class CudaDevice:
         self.host_waits = 0
         self.schedule, self.forwards, self.copies = _distinct_streams(self.device, 3)
         self._page_bytes: list[int] = []
+        self._unmapped = torch.zeros(0)
         self._words: list[torch.Tensor] = []
         self._mirrors: list[torch.Tensor] = []
         # Fills asked for but not yet issued, by (band, value): see `_issue_fills`.
@@ -64,6 +65,7 @@ class CudaDevice:
                 torch.full((count,), -1, dtype=torch.int64, device=self.device)
                 for count in virtual_pages
             ]
+            self._unmapped = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.warm_up()
 
     def warm_up(self) -> None:
@@ -95,7 +97,7 @@ class CudaDevice:
             kernels.move_pages(self._words[band], from_pages, to_pages, self._page_bytes[band])
 
     def fill(self, band: int, pages: Pages, value: int) -> None:
-        self._fills.setdefault((band, value), []).append(pages)
+        self._fills.setdefault((band, value), []).append(pages.copy())
 
     def _issue_fills(self) -> None:
         """Fills are issued together, one kernel per band, before the next thing that reads or writes
@@ -116,6 +118,18 @@ class CudaDevice:
 
     def mirror(self, band: int) -> torch.Tensor:
         return self._mirrors[band]
+
+    def translate(self, band: int, tokens: torch.Tensor, page_size: int) -> torch.Tensor:
+        """As the protocol says; on the current stream, inside `forward` the forward's own."""
+        rows = torch.empty_like(tokens)
+        kernels.translate_tokens(
+            self._mirrors[band], tokens, page_size, rows=rows, unmapped=self._unmapped
+        )
+        return rows
+
+    def unmapped_tokens(self) -> int:
+        self.host_waits += 1
+        return int(self._unmapped)
 
     def launch(self, ticket: int) -> None:
         self._issue_fills()
@@ -145,6 +159,7 @@ class CudaDevice:
     def wait(self, ticket: int) -> None:
         done = self._done.get(ticket)
         if done is not None:
+            self.host_waits += 1
             done.synchronize()
 
     def order_behind(self, ticket: int) -> None:
@@ -163,6 +178,7 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         self._issue_fills()
+        self.host_waits += 1
         torch.cuda.synchronize(self.device)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from bandscope.allocator.errors import MisuseError
 from bandscope.allocator.tables import Pages
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ class NoDevice:
 
     def mirror(self, band: int) -> None:
         return None
+
+    def translate(self, band: int, tokens: torch.Tensor, page_size: int) -> torch.Tensor:
+        raise MisuseError(
+            "token ids were to be translated on a device that only keeps books; use cpu or cuda"
+        )
+
+    def unmapped_tokens(self) -> int:
+        return 0
 
     def launch(self, ticket: int) -> None:
         pass

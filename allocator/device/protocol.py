@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 class Device(Protocol):
     """One arena's bytes. `name` is `none`, `cpu` or `cuda`; `buffer` is the `uint8` tensor of the
-    whole arena, None on a device that only keeps books. `host_waits` counts the times that a call
-    made the host wait for the device (0 is the rule; see DESIGN, idea 1)."""
+    whole arena, None on a device that only keeps books. `host_waits` counts the times that `wait` or
+    `synchronize` made the host wait; no other call ever does, so an allocator call never changes
+    it."""
 
     name: str
     buffer: torch.Tensor | None
@@ -37,13 +38,21 @@ class Device(Protocol):
         """Copy whole pages of a band; sources and destinations are disjoint."""
 
     def fill(self, band: int, pages: Pages, value: int) -> None:
-        """Set every byte of these pages to `value` (0 to zero, 0xFF to poison)."""
+        """Set every byte of these pages to `value` (0 to zero, 0xFF to poison), at the latest before
+        the next move or launched forward."""
 
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
         """Write table rows of the mirror: `physical[i]` (−1: unmapped) at `virtual[i]`."""
 
     def mirror(self, band: int) -> torch.Tensor | None:
         """The band's table on the device, int64 by virtual page, for kernels and engines."""
+
+    def translate(self, band: int, tokens: torch.Tensor, page_size: int) -> torch.Tensor:
+        """Physical rows (page × page size + row in page) of virtual token ids, by the mirror; int64
+        on the device. Unmapped ids go to row 0, inside the sink, and are counted."""
+
+    def unmapped_tokens(self) -> int:
+        """How many ids `translate` has sent to the sink so far. Waits for the device."""
 
     def launch(self, ticket: int) -> None:
         """A forward with this ticket follows everything issued so far."""

@@ -13,7 +13,7 @@ from bandscope.allocator.arena import Arena
 from bandscope.allocator.device import cpu, open_device
 from bandscope.allocator.device.cpu import CpuDevice
 from bandscope.allocator.device.protocol import Device
-from bandscope.allocator.errors import DeviceError
+from bandscope.allocator.errors import DeviceError, MisuseError
 from bandscope.allocator.plan import plan_from_sizes
 from tests.allocator.arenas import LAYOUTS, RandomEngine, small_arena
 
@@ -60,9 +60,9 @@ def mirror(device: Device, band: int) -> list[int]:
 
 def test_memory_starts_zeroed_and_tables_unmapped(device: Device) -> None:
     """A fresh arena shows nothing of whoever had the memory before."""
+    assert device.host_waits == 0
     assert bytes_of(device).tolist() == [0] * TOTAL_BYTES
     assert [mirror(device, band) for band in range(3)] == [[-1] * 50, [-1] * 60, [-1] * 5]
-    assert device.host_waits == 0
 
 
 @pytest.mark.parametrize("band", [0, 1, 2])
@@ -295,3 +295,43 @@ def test_a_barrier_holds_a_write_back_until_the_forward_has_read() -> None:
     assert device.is_complete(1)
     assert (seen.cpu() == 3).all()
     assert (device.buffer[5 << 10 : 6 << 10].cpu() == 4).all()
+
+
+def test_tokens_are_translated_by_the_mirror(device: Device) -> None:
+    """Mapped ids get their row; negative and unmapped ones row 0, and are counted."""
+    device.publish(0, np.array([3, 7]), np.array([30, 12]))
+    device.synchronize()
+    where = device.mirror(0)
+    assert where is not None
+    tokens = torch.tensor([12, 13, 15, 28, -1, 16], device=where.device)
+    rows = device.translate(0, tokens, 4)
+
+    assert rows.tolist() == [120, 121, 123, 48, 0, 0]
+    assert device.unmapped_tokens() == 2
+
+
+@pytest.mark.parametrize("name", ["cpu", GPU])
+def test_an_arena_translates_what_a_request_holds_and_refuses_the_rest(name: str) -> None:
+    """Virtual ids stay the same while pages move; trimmed and released ids are refused in debug."""
+    arena = small_arena(LAYOUTS["P3"], device=name, debug=True)
+    for request in range(3):
+        arena.admit(request)
+        arena.extend(request, 14)
+    ids = torch.from_numpy(arena.token_ids(2)).to(arena.buffer.device)
+    arena.release(0)
+    arena.release(1)
+    arena.compact(urgent=True)
+    arena.launch([2])
+
+    assert ids.tolist() == arena.token_ids(2).tolist()
+    pages, _ = arena.pages_of(2, "full")
+    expected = [int(pages[token // 4]) * 4 + token % 4 for token in range(14)]
+    assert arena.translate("full", ids).tolist() == expected
+    arena.trim_window([2])
+    arena.launch([2])
+    with pytest.raises(MisuseError, match="not mapped in band window_8"):
+        arena.translate("window_8", ids)
+    arena.release(2)
+    arena.launch([])
+    with pytest.raises(MisuseError, match="14 of 14 token ids are not mapped in band full"):
+        arena.translate("full", ids)
