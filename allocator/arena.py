@@ -64,11 +64,17 @@ class Arena:
 
     def apply(self, operation: Operation) -> Outcome:
         """Try an operation. A refused or illegal one changes nothing; its outcome says why."""
+        handler = HANDLERS.get(type(operation))
+        if handler is None:
+            raise MisuseError(
+                f"{operation!r} was applied, but it is none of the operations of an arena "
+                f"({', '.join(known.__name__ for known in HANDLERS)})"
+            )
         observer = self.books.observer
         if observer is not None:
             observer.before(operation)
         try:
-            outcome = HANDLERS[type(operation)](self.books, operation)
+            outcome = handler(self.books, operation)
         except MisuseError as error:
             outcome = Outcome(False, reason="misuse", message=str(error))
         if observer is not None:
@@ -179,7 +185,7 @@ class Arena:
         """Physical pages that a request holds in a band, in position order, and the number of the
         first of them (a window holds the tail of a request; everything else starts at 0)."""
         books = self.books
-        index = [known.name for known in books.bands].index(band)
+        index = self._index(band)
         row = books.ledger.row(request)
         if index == books.state:
             virtual, first = books.ledger.state_slots(row), 0
@@ -190,6 +196,12 @@ class Arena:
             virtual = books.ledger.token_pages(row, first)
         known = books.bands[index]
         return known.physical(known.table.place_of[virtual]), first
+
+    def _index(self, band: str) -> int:
+        names = [known.name for known in self.books.bands]
+        if band not in names:
+            raise MisuseError(f"band {band!r} was named; the bands are {', '.join(names)}")
+        return names.index(band)
 
     def token_ids(self, request: int) -> Pages:
         """Virtual token ids of a request, in position order: what request tables hold. They stay
@@ -205,7 +217,7 @@ class Arena:
         the device's tables as last published. Unmapped ids (never bound, released, trimmed out of a
         window) go to row 0, the sink, and are counted; with `debug` they are refused by
         `MisuseError`. Call inside `device.forward` to read the tables in the forward's order."""
-        index = [known.name for known in self.books.bands].index(band)
+        index = self._index(band)
         before = self.device.unmapped_tokens() if self.books.config.debug else 0
         rows = self.device.translate(index, tokens, self.books.bands[index].plan.page_size)
         if self.books.config.debug:
@@ -262,6 +274,7 @@ class Arena:
         """Become exactly what `snapshot` saw, on an arena of the same plan and size. The bytes on
         the device are not part of it."""
         books = self.books
+        self.device.issue_fills()
         for band, state in zip(books.bands, snapshot["bands"], strict=True):
             band.restore(state)
         books.ids.restore(snapshot["ids"])
@@ -270,6 +283,7 @@ class Arena:
         books.tickets.restore(snapshot["tickets"])
         books.pins.restore(snapshot["pins"])
         books.gate_closed = snapshot["gate_closed"]
+        books.mirror_everything()
         books.tell_extents("restore")
 
     def digest(self) -> str:

@@ -268,6 +268,7 @@ class Band:
         start, span, found = self._first_hole_block, 64, 0
         blocks: list[Pages] = []
         while found < count:
+            assert start < self._block_holes.size, "fewer holes by block than counted"
             counts = self._block_holes[start : start + span]
             filled = np.flatnonzero(counts)
             if filled.size:
@@ -322,6 +323,7 @@ class Band:
             "high": self.high,
             "state": self.state[self.low : self.high].copy(),
             "virtual": self.table.virtual_at[self.low : self.high].copy(),
+            "unpublished": self.table.unpublished(),
             "pins": np.flatnonzero(self.pin_count[self.low : self.high]) + self.low,
             "pin_counts": self.pin_count[self.low : self.high][
                 self.pin_count[self.low : self.high] > 0
@@ -342,7 +344,7 @@ class Band:
         self.holes = 0
         self._first_hole_block = 0
         self._join_holes(self.holes_between(self.low, self.high))
-        self.table.mark_all_unpublished()
+        self.table.mark_unpublished(snapshot["unpublished"])
 
     def _forget(self, low: int, high: int) -> None:
         virtual = self.table.virtual_at[low:high]

@@ -76,7 +76,7 @@ class Books:
         self.plan = plan
         self.config = config
         self.device = device
-        self.observer: events.Observer | None = None
+        self._observer: events.Observer | None = None
         sink = plan.sink_bytes
         names = [band.name for band in plan.bands]
         self.full = names.index("full")
@@ -107,6 +107,21 @@ class Books:
         self.pins = Pins(self.bands)
         self.gate_closed = False
         self._extents_told: list[Span] = [(0, 0)] * len(self.bands)  # no band has an extent yet
+
+    @property
+    def observer(self) -> events.Observer | None:
+        """Who is told about every effect; may be changed between operations."""
+        return self._observer
+
+    @observer.setter
+    def observer(self, observer: events.Observer | None) -> None:
+        self._observer = observer
+        # Whoever comes late starts from the extents as they are.
+        self._extents_told = [self._span(band) for band in self.bands]
+
+    @staticmethod
+    def _span(band: Band) -> Span:
+        return band.byte_range() if band.extent else (0, 0)
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -314,6 +329,14 @@ class Books:
             if self.observer is not None:
                 self.observer.effect(events.Publish(band.name, virtual.size))
 
+    def mirror_everything(self) -> None:
+        """Send every row of every table to the device, without a barrier: after a restore the mirror
+        knows nothing of what the books say now. What counts as unpublished stays so."""
+        for band in self.bands:
+            places = band.table.place_of
+            physical = np.where(places >= 0, band.physical(places), -1)
+            self.device.publish(band.index, np.arange(places.size), physical)
+
     def _order_table_writes(self) -> None:
         newest = self.tickets.issued
         if self.config.barrier == "coarse":
@@ -330,7 +353,7 @@ class Books:
         if self.observer is None:
             return
         for index, band in enumerate(self.bands):
-            now = band.byte_range() if band.extent else (0, 0)
+            now = self._span(band)
             if now != self._extents_told[index]:
                 self.observer.effect(
                     events.BandMove(band.name, self._extents_told[index], now, why)

@@ -39,7 +39,7 @@ def _is_worth_it(books: Books, band: Band) -> bool:
 
 def pack_all(books: Books) -> int:
     """Pack every band as tightly as its pins allow; returns the pages moved."""
-    if any(band.holes for band in books.bands) or books.tickets.unsettled:
+    if any(band.holes or band.pending for band in books.bands):
         books.settle("urgent compaction")
     moved = 0
     for band in books.bands:

@@ -19,16 +19,18 @@ from bandscope.allocator.leases import PURPOSES
 from bandscope.allocator.operations import DONE, Outcome
 from bandscope.allocator.tables import Pages
 
+REQUEST_MAX = (1 << 63) - 1
+
 
 def admit(books: Books, op: ops.Admit) -> Outcome:
     if op.request in books.ledger.row_of:
         raise MisuseError(
             f"request {op.request} was admitted twice; release it before admitting it again"
         )
-    if op.request < 0 or op.state_slots < 0:
+    if not 0 <= op.request <= REQUEST_MAX or op.state_slots < 0:
         raise MisuseError(
-            f"request {op.request} with {op.state_slots} state slots was admitted; neither number "
-            "may be negative"
+            f"request {op.request} with {op.state_slots} state slots was admitted; give a request "
+            f"from 0 to {REQUEST_MAX:,} and 0 or more slots"
         )
     if books.state is None or not op.state_slots:
         books.ledger.add(op.request)
@@ -196,6 +198,7 @@ def lease(books: Books, op: ops.Lease) -> Outcome:
         raise MisuseError(
             f"a lease for {op.purpose!r} was asked for; the purposes are {', '.join(PURPOSES)}"
         )
+    books.device.issue_fills()  # the holder looks at the bytes without a launch
     virtual = held[op.first_page : op.stop_page]
     pin = books.pins.begin(
         band.index,

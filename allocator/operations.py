@@ -45,7 +45,8 @@ class Decode(Operation):
 
 @dataclass(frozen=True, slots=True)
 class TrimWindow(Operation):
-    """Free the window pages that no future token of these requests attends to."""
+    """Free the window pages that no future token of these requests attends to. Asked for after the
+    launch of the forward that computes their last tokens: it goes by the tokens that have room."""
 
     requests: tuple[int, ...]
 

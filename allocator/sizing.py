@@ -65,26 +65,32 @@ def check_holds_one_page(plan: StoragePlan, total_bytes: int) -> None:
     """`SizingError` unless one page of every band fits beside the sink (the least that is an arena)."""
     terms = {"sink": plan.sink_bytes}
     terms |= {f"one page of {band.name}": band.page_bytes for band in plan.bands}
-    _check(plan, total_bytes, terms, "one page of every band")
+    _check(plan, total_bytes, terms, [1] * len(plan.bands), "one page of every band")
+
+
+def floor_pages(plan: StoragePlan, context_tokens: int | None = None) -> list[int]:
+    """Pages per band, in chain order, of the one-request floor: window rows, one state slot, one
+    page of full attention. A window of unstated length counts as the whole context."""
+    context = context_tokens or plan.context_length
+    pages = []
+    for band in plan.bands:
+        if band.kind != "window":
+            pages.append(1)
+            continue
+        tokens = (band.window_length or context or 1) + band.page_size
+        if context is not None:
+            tokens = min(context, tokens)
+        pages.append(-(-tokens // band.page_size))
+    return pages
 
 
 def floor_terms(plan: StoragePlan, context_tokens: int | None = None) -> dict[str, int]:
-    """The terms of the one-request floor, in bytes: sink, window rows, one state slot, one page of
-    full attention. A window of unstated length counts as the whole context."""
-    context = context_tokens or plan.context_length
+    """The terms of the one-request floor, in bytes: the sink and `floor_pages`."""
     terms = {"sink": plan.sink_bytes}
-    for band in plan.bands:
-        if band.kind == "state":
-            terms[f"1 slot of {band.name}"] = band.page_bytes
-        elif band.kind == "full":
-            terms[f"1 page of {band.name}"] = band.page_bytes
-        else:
-            length = band.window_length or context or 1
-            tokens = length + band.page_size
-            if context is not None:
-                tokens = min(context, tokens)
-            pages = -(-tokens // band.page_size)
-            terms[f"{pages} pages of {band.name}"] = pages * band.page_bytes
+    for band, pages in zip(plan.bands, floor_pages(plan, context_tokens), strict=True):
+        unit = "slot" if band.kind == "state" else "page"
+        plural = "s" if band.kind == "window" else ""
+        terms[f"{pages} {unit}{plural} of {band.name}"] = pages * band.page_bytes
     return terms
 
 
@@ -92,11 +98,16 @@ def check_one_request_floor(
     plan: StoragePlan, total_bytes: int, context_tokens: int | None = None
 ) -> None:
     """`SizingError` naming every term unless one request at batch size 1 can run."""
-    terms = floor_terms(plan, context_tokens)
-    _check(plan, usable_bytes(total_bytes), terms, "one request")
+    terms, pages = floor_terms(plan, context_tokens), floor_pages(plan, context_tokens)
+    _check(plan, usable_bytes(total_bytes), terms, pages, "one request")
 
 
-def _check(plan: StoragePlan, total_bytes: int, terms: dict[str, int], what: str) -> None:
+def _check(
+    plan: StoragePlan, total_bytes: int, terms: dict[str, int], pages: list[int], what: str
+) -> None:
+    rounding = _grid_bytes(plan, pages)
+    if rounding:
+        terms = {**terms, "rounding to page grids": rounding}
     needed = sum(terms.values())
     if total_bytes < needed:
         listed = " + ".join(f"{name} {size:,}" for name, size in terms.items())
@@ -104,3 +115,13 @@ def _check(plan: StoragePlan, total_bytes: int, terms: dict[str, int], what: str
             f"an arena of {total_bytes:,} bytes was asked for {plan.model}, but {what} needs "
             f"{needed:,} bytes ({listed}); make the arena larger or the page size smaller"
         )
+
+
+def _grid_bytes(plan: StoragePlan, pages: list[int]) -> int:
+    """Bytes lost when bands of these sizes are packed, each on the grid of its own pages."""
+    lost, start = 0, plan.sink_bytes
+    for band, count in zip(plan.bands, pages, strict=True):
+        first = -(-start // band.page_bytes) * band.page_bytes
+        lost += first - start
+        start = first + count * band.page_bytes
+    return lost

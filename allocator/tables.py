@@ -140,17 +140,22 @@ class PageTable:
         """True when the device's mirror lacks a change."""
         return bool(self._dirty)
 
-    def take_unpublished(self) -> Pages:
-        """The virtual pages changed since the last call, sorted, each once; then none."""
+    def unpublished(self) -> Pages:
+        """The virtual pages that the mirror lacks, sorted, each once."""
         if not self._dirty:
             return np.empty(0, np.int64)
         changed = np.sort(np.concatenate(self._dirty) if len(self._dirty) > 1 else self._dirty[0])
-        self._dirty = []
         if changed.size > 1:
             # Sorting and dropping repeats is several times faster than np.unique on integers.
             changed = changed[np.concatenate(([True], changed[1:] != changed[:-1]))]
         return changed
 
-    def mark_all_unpublished(self) -> None:
-        """After a restore, the mirror knows nothing: publish every row again."""
-        self._dirty = [np.arange(self.place_of.size, dtype=np.int64)]
+    def take_unpublished(self) -> Pages:
+        """`unpublished`, which are published from now on."""
+        changed = self.unpublished()
+        self._dirty = []
+        return changed
+
+    def mark_unpublished(self, virtual: Pages) -> None:
+        """Exactly these rows are what the mirror lacks."""
+        self._dirty = [virtual] if virtual.size else []

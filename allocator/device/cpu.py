@@ -53,6 +53,9 @@ class CpuDevice:
     def fill(self, band: int, pages: Pages, value: int) -> None:
         self._pages[band][pages] = value
 
+    def issue_fills(self) -> None:
+        pass
+
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
         self._mirrors[band].numpy()[virtual] = physical
 

@@ -7,6 +7,7 @@ kernels through pinned host memory, one copy per call, so the host never waits f
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -39,9 +40,10 @@ class CudaDevice:
         self._unmapped = torch.zeros(0)
         self._words: list[torch.Tensor] = []
         self._mirrors: list[torch.Tensor] = []
-        # Fills asked for but not yet issued, by (band, value): see `_issue_fills`.
-        self._fills: dict[tuple[int, int], list[Pages]] = {}
+        # Fills asked for but not yet issued, as (band, value, pages): see `issue_fills`.
+        self._fills: list[tuple[int, int, Pages]] = []
         self._done: dict[int, torch.cuda.Event] = {}
+        self._newest_run = 0
         self._read: dict[int, torch.cuda.Event] = {}
 
     def allocate(
@@ -91,24 +93,29 @@ class CudaDevice:
         return [row[:count] for row in pinned.to(self.device, non_blocking=True)]
 
     def move(self, band: int, sources: Pages, destinations: Pages) -> None:
-        self._issue_fills()
+        self.issue_fills()
         with torch.cuda.stream(self.schedule):
             from_pages, to_pages = self._upload(sources, destinations)
             kernels.move_pages(self._words[band], from_pages, to_pages, self._page_bytes[band])
 
     def fill(self, band: int, pages: Pages, value: int) -> None:
-        self._fills.setdefault((band, value), []).append(pages.copy())
+        self._fills.append((band, value, pages.copy()))
 
-    def _issue_fills(self) -> None:
-        """Fills are issued together, one kernel per band, before the next thing that reads or writes
-        page content: a move or a launched forward. An allocation then costs no launch of its own."""
+    def issue_fills(self) -> None:
+        """Fills are issued together before the next thing that reads or writes page content: a move,
+        a launched forward, a lease. An allocation then costs no launch of its own.
+
+        Bytes may have changed hands between two fills, so different values keep their order; with
+        one value (the rule) order does not matter and each band takes one kernel.
+        """
         if not self._fills:
             return
-        fills, self._fills = self._fills, {}
+        fills, self._fills = self._fills, []
+        if len({value for _, value, _ in fills}) == 1:
+            fills.sort(key=lambda fill: fill[0])
         with torch.cuda.stream(self.schedule):
-            for (band, value), batches in fills.items():
-                pages = batches[0] if len(batches) == 1 else np.concatenate(batches)
-                (on_device,) = self._upload(pages)
+            for (band, value), group in itertools.groupby(fills, key=lambda fill: fill[:2]):
+                (on_device,) = self._upload(np.concatenate([pages for _, _, pages in group]))
                 kernels.fill_pages(self._words[band], on_device, self._page_bytes[band], value)
 
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
@@ -132,7 +139,7 @@ class CudaDevice:
         return int(self._unmapped)
 
     def launch(self, ticket: int) -> None:
-        self._issue_fills()
+        self.issue_fills()
         self.forwards.wait_stream(self.schedule)
 
     @contextmanager
@@ -142,9 +149,11 @@ class CudaDevice:
             done = torch.cuda.Event()
             done.record(self.forwards)
         self._done[ticket] = done
-        for old in [known for known in self._done if known < ticket - 64]:
-            del self._done[old]
-            self._read.pop(old, None)
+        self._newest_run = max(self._newest_run, ticket)
+        for old in [known for known, event in self._done.items() if event.query()]:
+            if old != ticket:
+                del self._done[old]
+                self._read.pop(old, None)
 
     def tables_read(self, ticket: int) -> None:
         """The forward has read its tables: call inside `forward` to allow the fine barrier."""
@@ -154,7 +163,8 @@ class CudaDevice:
 
     def is_complete(self, ticket: int) -> bool:
         done = self._done.get(ticket)
-        return done is not None and done.query()
+        # Tickets that were seen complete are forgotten; one that was never run is ahead of all.
+        return done.query() if done is not None else ticket <= self._newest_run
 
     def wait(self, ticket: int) -> None:
         done = self._done.get(ticket)
@@ -177,7 +187,7 @@ class CudaDevice:
             self.schedule.wait_event(read)
 
     def synchronize(self) -> None:
-        self._issue_fills()
+        self.issue_fills()
         self.host_waits += 1
         torch.cuda.synchronize(self.device)
 

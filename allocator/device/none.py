@@ -31,6 +31,9 @@ class NoDevice:
     def fill(self, band: int, pages: Pages, value: int) -> None:
         pass
 
+    def issue_fills(self) -> None:
+        pass
+
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
         pass
 

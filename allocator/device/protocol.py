@@ -41,6 +41,10 @@ class Device(Protocol):
         """Set every byte of these pages to `value` (0 to zero, 0xFF to poison), at the latest before
         the next move or launched forward."""
 
+    def issue_fills(self) -> None:
+        """Issue fills that were put off, because somebody is about to look at page content without a
+        move or a launch."""
+
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
         """Write table rows of the mirror: `physical[i]` (−1: unmapped) at `virtual[i]`."""
 
@@ -58,7 +62,8 @@ class Device(Protocol):
         """A forward with this ticket follows everything issued so far."""
 
     def forward(self, ticket: int) -> AbstractContextManager[None]:
-        """Run the forward's own work inside this context: on the forward stream, in order."""
+        """Run the forward's own work inside this context: on the forward stream, in order, before the
+        next call to the arena (a barrier orders what has been issued)."""
 
     def is_complete(self, ticket: int) -> bool:
         """True when the ticket's work has completed; never waits."""

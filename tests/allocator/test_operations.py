@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from bandscope.allocator import events
 from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena, ArenaConfig
 from bandscope.allocator.errors import MisuseError, SizingError
@@ -20,6 +21,7 @@ from tests.allocator.arenas import (
     P4,
     P5,
     UNIT,
+    EventLog,
     RandomEngine,
     held_pages,
     nothing_held,
@@ -320,8 +322,8 @@ def test_refused_admissions_leak_no_slot() -> None:
 
 MISUSES: list[tuple[Operation, str]] = [
     (ops.Admit(0), "request 0 was admitted twice"),
-    (ops.Admit(-1), "neither number may be negative"),
-    (ops.Admit(50, -1), "neither number may be negative"),
+    (ops.Admit(-1), "give a request from 0"),
+    (ops.Admit(50, -1), "give a request from 0"),
     (ops.Extend(50, 1), "request 50 is not running"),
     (ops.Extend(0, -1), "extended by -1 tokens; extend by 0 or more"),
     (ops.Decode((0, 50)), "request 50 is not running"),
@@ -486,7 +488,7 @@ def test_the_estimate_of_each_band_alone_is_exact(name: str) -> None:
 def test_an_arena_too_small_for_a_page_of_each_band_is_refused() -> None:
     """The message lists every term of what is needed."""
     plan = plan_from_sizes([(name, size * UNIT) for name, size in P4[0]], page_size=1)
-    needed = (7 + 7 + 3 + 2 + 5) * UNIT
+    needed = (7 + 7 + 1 + 3 + 2 + 5) * UNIT  # one unit for the grid of the pages of 3
 
     assert Arena(plan, needed, device="none").total_bytes == needed
     with pytest.raises(SizingError, match="sink 1,792 . one page of mamba 1,792"):
@@ -510,3 +512,56 @@ def test_unknown_policies_are_refused(settings: dict[str, object]) -> None:
     """A configuration out of range is an error when it is made, not when it is used."""
     with pytest.raises(ValueError, match=next(iter(settings))):
         ArenaConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("request_number", [2**63, 2**70])
+def test_a_request_number_beyond_64_bits_is_refused_whole(request_number: int) -> None:
+    """The number does not fit the ledger: misuse, and the digest stays."""
+    arena = small_arena(P3)
+    before = arena.digest()
+    outcome = arena.apply(ops.Admit(request_number))
+
+    assert outcome.reason == "misuse"
+    assert arena.digest() == before
+    assert arena.apply(ops.Admit(2**63 - 1)).ok
+
+
+def test_what_is_no_operation_or_band_is_refused_by_name() -> None:
+    """One sentence instead of a key error; an observer hears nothing of it."""
+    log = EventLog()
+    arena = small_arena(P3, observer=log)
+    arena.admit(0)
+    log.clear()
+
+    with pytest.raises(MisuseError, match="none of the operations of an arena"):
+        arena.apply(ops.Operation())
+    with pytest.raises(MisuseError, match="band 'half' was named; the bands are mamba"):
+        arena.pages_of(0, "half")
+    assert log.effects == []
+
+
+def test_an_observer_that_comes_late_starts_from_the_extents_as_they_are() -> None:
+    """Its first band move begins where the extent was, not at nothing."""
+    arena = small_arena(P3, page_size=1)
+    arena.admit(0)
+    arena.extend(0, 4)
+    full = arena.books.bands[arena.books.full]
+    before = full.byte_range()
+    arena.books.observer = log = EventLog()
+    arena.extend(0, 1)
+    moves = [event for event in log.effects if isinstance(event, events.BandMove)]
+
+    assert [move.before for move in moves if move.band == "full"] == [before]
+
+
+def test_urgent_compaction_with_nothing_to_do_places_no_barrier() -> None:
+    """No hole and no pending page: launched work is left alone."""
+    log = EventLog()
+    arena = small_arena(P3, observer=log)
+    arena.admit(0)
+    arena.extend(0, 8)
+    arena.launch([0])
+    log.clear()
+
+    assert arena.compact(urgent=True) == 0
+    assert log.effects == []

@@ -47,6 +47,9 @@ class RecordingDevice:
     def fill(self, band: int, pages: np.ndarray, value: int) -> None:
         self.calls.append(("fill", band, pages.tolist(), value))
 
+    def issue_fills(self) -> None:
+        pass
+
     def publish(self, band: int, virtual: np.ndarray, physical: np.ndarray) -> None:
         self.calls.append(("publish", band, virtual.tolist(), physical.tolist()))
 

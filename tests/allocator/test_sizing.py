@@ -12,6 +12,7 @@ from bandscope.allocator.sizing import (
     ROUND_BYTES,
     check_holds_one_page,
     check_one_request_floor,
+    floor_pages,
     floor_terms,
     parse_bytes,
     share_of_memory,
@@ -159,3 +160,20 @@ def test_an_arena_at_the_floor_runs_one_request(context: int) -> None:
         arena.trim_window([0])
 
     assert arena.check() == []
+
+
+@pytest.mark.parametrize("context", [1, 4, 30])
+def test_the_floor_counts_rounding_to_page_grids(context: int) -> None:
+    """Off-grid pages: an arena exactly at the floor takes the floor's pages, and says what grids
+    cost when it is one rounding unit smaller."""
+    plan = plan_from_sizes([("mamba", 8192), ("window_10", 2048), ("full", 5120)])
+    pages = floor_pages(plan, context)
+    start = plan.sink_bytes
+    for band, count in zip(plan.bands, pages, strict=True):
+        start = (-(-start // band.page_bytes) + count) * band.page_bytes
+    check_one_request_floor(plan, start, context)
+    arena = Arena(plan, start, device="none")
+
+    assert arena.serves(pages)
+    with pytest.raises(SizingError, match="rounding to page grids"):
+        check_one_request_floor(plan, start - 256, context)

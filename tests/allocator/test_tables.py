@@ -145,5 +145,6 @@ def test_unpublished_rows_are_named_once_each_and_only_once() -> None:
     assert table.take_unpublished().tolist() == [1, 3, 7]
     assert not table.has_unpublished
     assert table.take_unpublished().tolist() == []
-    table.mark_all_unpublished()
-    assert table.take_unpublished().tolist() == list(range(20))
+    table.mark_unpublished(np.array([2, 9]))
+    assert table.unpublished().tolist() == [2, 9]
+    assert table.take_unpublished().tolist() == [2, 9]
