@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
 
+from bandscope.allocator.device.in_order import InOrderDevice
 from bandscope.allocator.errors import DeviceError
 from bandscope.allocator.tables import Pages
 
@@ -15,14 +15,13 @@ from bandscope.allocator.tables import Pages
 _STAGING_BYTES = 8 << 20
 
 
-class CpuDevice:
+class CpuDevice(InOrderDevice):
     """A `Device` on torch CPU tensors."""
 
     name = "cpu"
 
     def __init__(self) -> None:
         self.buffer: torch.Tensor | None = None
-        self.host_waits = 0
         self._pages: list[np.ndarray] = []
         self._mirrors: list[torch.Tensor] = []
         self._unmapped = 0
@@ -53,9 +52,6 @@ class CpuDevice:
     def fill(self, band: int, pages: Pages, value: int) -> None:
         self._pages[band][pages] = value
 
-    def issue_fills(self) -> None:
-        pass
-
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
         self._mirrors[band].numpy()[virtual] = physical
 
@@ -71,27 +67,6 @@ class CpuDevice:
 
     def unmapped_tokens(self) -> int:
         return self._unmapped
-
-    def launch(self, ticket: int) -> None:
-        pass
-
-    def forward(self, ticket: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def is_complete(self, ticket: int) -> bool:
-        return True
-
-    def wait(self, ticket: int) -> None:
-        pass
-
-    def order_behind(self, ticket: int) -> None:
-        pass
-
-    def order_behind_reads(self, ticket: int) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
 
 
 def available_host_bytes() -> int | None:

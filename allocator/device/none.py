@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from bandscope.allocator.device.in_order import InOrderDevice
 from bandscope.allocator.errors import MisuseError
 from bandscope.allocator.tables import Pages
 
@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     import torch
 
 
-class NoDevice:
+class NoDevice(InOrderDevice):
     """A `Device` without bytes. Launched work completes at once."""
 
     name: str = "none"
     buffer: torch.Tensor | None = None
-    host_waits: int = 0
 
     def allocate(
         self, total_bytes: int, page_bytes: Sequence[int], virtual_pages: Sequence[int]
@@ -29,9 +28,6 @@ class NoDevice:
         pass
 
     def fill(self, band: int, pages: Pages, value: int) -> None:
-        pass
-
-    def issue_fills(self) -> None:
         pass
 
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
@@ -47,24 +43,3 @@ class NoDevice:
 
     def unmapped_tokens(self) -> int:
         return 0
-
-    def launch(self, ticket: int) -> None:
-        pass
-
-    def forward(self, ticket: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def is_complete(self, ticket: int) -> bool:
-        return True
-
-    def wait(self, ticket: int) -> None:
-        pass
-
-    def order_behind(self, ticket: int) -> None:
-        pass
-
-    def order_behind_reads(self, ticket: int) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
