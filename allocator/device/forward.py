@@ -30,6 +30,7 @@ LOG2_E = 1.4426950408889634
 SPINS_PER_SLOW = 256
 # Rows of a tensor core tile: query heads of one group are padded to this.
 HEADS_PER_TILE = 16
+TOKENS_PER_TILE = 32
 STATE_BLOCK = 1024
 
 
@@ -45,7 +46,7 @@ def _place_of(v2p, virtual, wanted, PHYSICAL: tl.constexpr):
 
 @triton.jit
 def _waited(seed, spins):
-    """True after `spins` dependent steps. The low bit of this generator alternates from step to
+    """True for every seed (int64), after `spins` dependent steps. The low bit of this generator alternates from step to
     step, so the answer is known here; no compiler works that out and drops the loop."""
     value = seed & 0x3FFFFFFF
     step = 0
@@ -77,10 +78,11 @@ def _write_rows(
     known = valid & (column < table_width)
     virtual = tl.load(page_table + (row * table_width + column), mask=known, other=-1).to(tl.int64)
     place = _place_of(v2p, virtual, known, PHYSICAL)
-    tl.atomic_add(unmapped + request, 1, mask=valid & (place < 0) & (piece == 0))
+    if piece == 0:
+        tl.atomic_add(unmapped + request, 1, mask=valid & (place < 0))
 
     # Between reading the tables and writing: where a late forward would do harm.
-    mapped = valid & (place >= 0) & _waited(tl.max(place, axis=0), spins)
+    mapped = valid & (place >= 0) & _waited(place, spins)
     slot = position % PAGE_SIZE
     element = piece * BLOCK + tl.arange(0, BLOCK)
     mask = mapped[:, None] & (element < KEY_ELEMENTS)[None, :]
@@ -164,7 +166,6 @@ def _paged_attention(
     head_valid = in_group < GROUP
     query_row = (request * KV_HEADS + kv_head) * GROUP + in_group
     value_element = tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
-    counts_unmapped = (tl.program_id(1) == 0) & (tl.program_id(2) == 0)
 
     length = tl.load(lengths + request).to(tl.int64)
     table = page_table + tl.load(table_rows + request) * table_width
@@ -185,7 +186,7 @@ def _paged_attention(
             virtual = tl.load(table + column, mask=known, other=-1).to(tl.int64)
             place = _place_of(v2p, virtual, known, PHYSICAL)
             mapped = wanted & (place >= 0)
-            missing += (wanted & (place < 0) & (repeat == 0)).to(tl.int32)
+            missing += tl.where(repeat == 0, (wanted & (place < 0)).to(tl.int32), 0)
             slot = position % PAGE_SIZE
             key_base = place * key_page_stride + slot * key_slot_stride + kv_head * key_head_stride
             scores = tl.zeros([HEADS, TOKENS], tl.float32)
@@ -226,8 +227,9 @@ def _paged_attention(
         out + (query_row[:, None] * VALUE_DIM + value_element[None, :]), result,
         mask=head_valid[:, None] & (value_element < VALUE_DIM)[None, :],
     )  # fmt: skip
-    tokens_missing = tl.sum(missing, axis=0)
-    tl.atomic_add(unmapped + request, tokens_missing, mask=counts_unmapped & (tokens_missing > 0))
+    if tl.program_id(1) + tl.program_id(2) == 0:  # one of the programs of a request counts
+        tokens_missing = tl.sum(missing, axis=0)
+        tl.atomic_add(unmapped + request, tokens_missing, mask=tokens_missing > 0)
 
 
 def paged_attention(
@@ -270,13 +272,11 @@ def paged_attention(
     if batch == 0:
         return
     narrow = query.element_size() <= 2 and view_k.element_size() <= 2
-    key_block = max(16, min(64, triton.next_power_of_2(key_dim)))
-    value_block = max(16, min(128, triton.next_power_of_2(value_dim)))
     group = heads // kv_heads
     grid = (
         batch,
         kv_heads * triton.cdiv(group, HEADS_PER_TILE),
-        triton.cdiv(value_dim, value_block),
+        triton.cdiv(value_dim, value_block(value_dim)),
     )
     _paged_attention[grid](
         query, view_k, view_v, lengths if v2p is None else v2p, page_table,
@@ -285,10 +285,20 @@ def paged_attention(
         view_k.stride(0), view_k.stride(1), view_k.stride(2),
         view_v.stride(0), view_v.stride(1), view_v.stride(2),
         PAGE_SIZE=view_k.shape[1], KV_HEADS=kv_heads, GROUP=group,
-        KEY_DIM=key_dim, VALUE_DIM=value_dim, HEADS=HEADS_PER_TILE, TOKENS=32,
-        KEY_BLOCK=key_block, VALUE_BLOCK=value_block,
+        KEY_DIM=key_dim, VALUE_DIM=value_dim, HEADS=HEADS_PER_TILE,
+        TOKENS=TOKENS_PER_TILE, KEY_BLOCK=key_block(key_dim), VALUE_BLOCK=value_block(value_dim),
         PHYSICAL=v2p is None, KEY_PRECISION="tf32" if narrow else "tf32x3", num_warps=4,
     )  # fmt: skip
+
+
+def key_block(key_dim: int) -> int:
+    """Elements of a key that a program multiplies at once; more would spill registers."""
+    return max(16, min(64, triton.next_power_of_2(key_dim)))
+
+
+def value_block(value_dim: int) -> int:
+    """Elements of the value that a program sums; wider values are shared among programs."""
+    return max(16, min(128, triton.next_power_of_2(value_dim)))
 
 
 # --- recurrent state ------------------------------------------------------------------------------
@@ -297,7 +307,7 @@ def paged_attention(
 @triton.jit(do_not_specialize=["spins"])
 def _step_states(
     view, v2p, slots, keep, inputs, pattern, expected, wrong, worst, unmapped,
-    spins, slot_stride, elements, pieces, decay, tolerance,
+    spins, slot_stride, elements, decay, tolerance,
     BLOCK: tl.constexpr, CHECK: tl.constexpr, UPDATE: tl.constexpr, PHYSICAL: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK elements of one slot, checked, changed and written back in place."""
@@ -305,29 +315,30 @@ def _step_states(
     piece = tl.program_id(1)
     virtual = tl.load(slots + row)
     place = _place_of(v2p, virtual, virtual >= 0, PHYSICAL)
-    mapped = place >= 0
-    tl.atomic_add(unmapped + row, 1, mask=(place < 0) & (piece == 0))
+    if piece == 0:
+        tl.atomic_add(unmapped + row, 1, mask=place < 0)
     element = piece * BLOCK + tl.arange(0, BLOCK)
-    mask = mapped & (element < elements)
+    there = tl.where(place >= 0, elements, 0)
+    mask = element < there
+    kept = element < tl.where(tl.load(keep + row) != 0, there, 0)
     address = view + (place * slot_stride + element)
-    kept = tl.load(keep + row) != 0
-    old = tl.load(address, mask=mask & kept, other=0.0).to(tl.float32)
+    old = tl.load(address, mask=kept, other=0.0).to(tl.float32)
     shape = tl.load(pattern + element, mask=mask, other=0.0)
     if CHECK:
         right = tl.load(expected + row) * shape
         error = tl.abs(old - right)
         # Written so that a NaN is wrong, and worst of all.
         good = error <= tolerance * tl.abs(right)
-        bad = tl.sum((mask & kept & (good == 0)).to(tl.int32), axis=0)
-        error = tl.where(mask & kept, tl.where(error == error, error, float("inf")), 0.0)
+        bad = tl.sum((kept & (good == 0)).to(tl.int32), axis=0)
+        error = tl.where(kept, tl.where(error == error, error, float("inf")), 0.0)
         # Floats that are not negative are ordered like their bits.
         bits = tl.max(error, axis=0).to(tl.int32, bitcast=True)
         tl.atomic_add(wrong + row, bad, mask=bad > 0)
-        tl.atomic_max(worst + row, bits)
+        tl.atomic_max(worst + row, bits, mask=bits > 0)
     if UPDATE:
         new = decay * old + tl.load(inputs + row) * shape
         # Between reading and writing: where a copy of the slot would miss the change.
-        written = mask & _waited(tl.max(tl.where(mask, element, 0), axis=0).to(tl.int64), spins)
+        written = mask & _waited(element.to(tl.int64), spins)
         tl.store(address, new.to(view.dtype.element_ty), mask=written)
 
 
@@ -374,8 +385,7 @@ def state_step(
         expected if expected is not None else pattern,
         wrong if wrong is not None else unmapped,
         worst.view(torch.int32) if worst is not None else unmapped, unmapped,
-        slow * SPINS_PER_SLOW, view_state.stride(0), elements, triton.cdiv(elements, block),
-        decay, tolerance,
+        slow * SPINS_PER_SLOW, view_state.stride(0), elements, decay, tolerance,
         BLOCK=block, CHECK=check, UPDATE=inputs is not None, PHYSICAL=v2p is None, num_warps=4,
     )  # fmt: skip
 
