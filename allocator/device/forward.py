@@ -46,8 +46,9 @@ def _place_of(v2p, virtual, wanted, PHYSICAL: tl.constexpr):
 
 @triton.jit
 def _waited(seed, spins):
-    """True for every seed (int64), after `spins` dependent steps. The low bit of this generator alternates from step to
-    step, so the answer is known here; no compiler works that out and drops the loop."""
+    """True for every seed (int64), after `spins` dependent steps. The low bit of this generator
+    alternates from step to step, so the answer is known here; no compiler works that out and drops
+    the loop."""
     value = seed & 0x3FFFFFFF
     step = 0
     while step < spins:
@@ -293,12 +294,12 @@ def paged_attention(
 
 def key_block(key_dim: int) -> int:
     """Elements of a key that a program multiplies at once; more would spill registers."""
-    return max(16, min(64, triton.next_power_of_2(key_dim)))
+    return max(16, min(64, int(triton.next_power_of_2(key_dim))))
 
 
 def value_block(value_dim: int) -> int:
     """Elements of the value that a program sums; wider values are shared among programs."""
-    return max(16, min(128, triton.next_power_of_2(value_dim)))
+    return max(16, min(128, int(triton.next_power_of_2(value_dim))))
 
 
 # --- recurrent state ------------------------------------------------------------------------------
