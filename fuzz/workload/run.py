@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bandscope.allocator import sizing
 from bandscope.allocator.arena import Arena, ArenaConfig
@@ -25,7 +25,10 @@ from bandscope.fuzz.workload.source import Workload, open_workload
 from bandscope.fuzz.workload.stamps import StampForward
 from bandscope.inspect.counters import Counters
 
-VERIFY_LEVELS = ("off", "stamps", "all")
+if TYPE_CHECKING:
+    from bandscope.fuzz.workload.attention import AttentionForward
+
+VERIFY_LEVELS = ("off", "stamps", "all", "attention")
 DEFAULT_ARENA_BYTES = {"cpu": 2 << 30, "none": 120 << 30}
 DEFAULT_GPU_FRACTION = 0.8
 
@@ -53,6 +56,7 @@ class RunConfig:
     output_reserve: float = 1.0
     max_moves: int = 4096
     barrier: str = "fine"
+    slow_forward: int = 0
     check_every: int = 256
 
 
@@ -106,17 +110,11 @@ class Run:
             max_running=config.max_running,
             output_reserve=config.output_reserve,
         )
-        self.stamps = (
-            StampForward(
-                self.arena, everything=zero_all, expect_zeroed=zero_all, seed=config.seed
-            )
-            if self.verify != "off"
-            else None
-        )
+        self.content = self._content_forward(zero_all)
         self.scheduler = Scheduler(
             ArenaMemory(self.arena),
             self.scheduler_config,
-            forward=self.stamps or NoForward(),
+            forward=self.content or NoForward(),
             after_step=self._after_step,
         )
         self.series = Series()
@@ -124,6 +122,19 @@ class Run:
         self.baselines: list[Baseline] = []
         self.wall_seconds = 0.0
         self._on_progress: Callable[[Scheduler], None] = lambda scheduler: None
+
+    def _content_forward(self, zero_all: bool) -> StampForward | AttentionForward | None:
+        if self.verify == "off":
+            return None
+        if self.verify == "attention":
+            from bandscope.fuzz.workload.attention import AttentionForward
+
+            return AttentionForward(
+                self.arena, slow=self.config.slow_forward, seed=self.config.seed
+            )
+        return StampForward(
+            self.arena, everything=zero_all, expect_zeroed=zero_all, seed=self.config.seed
+        )
 
     def _open_workload(self, limit: int | None) -> Workload:
         config = self.config
@@ -150,6 +161,8 @@ class Run:
         finally:
             self.wall_seconds = time.perf_counter() - started
         self.arena.device.synchronize()
+        if self.content is not None:
+            self.content.fetch()
         self.checks.run(self.arena)
         held = sum(band.live + band.pending for band in self.arena.books.bands)
         if held:
@@ -186,7 +199,8 @@ class Run:
     @property
     def failures(self) -> int:
         """Violations and content mismatches found."""
-        return self.checks.violation_count + (self.stamps.mismatch_count if self.stamps else 0)
+        mismatches = self.content.mismatch_count if self.content is not None else 0
+        return self.checks.violation_count + mismatches
 
     def to_json(self) -> dict[str, Any]:
         """Every number of the report, as plain data."""
@@ -221,13 +235,14 @@ class Run:
         }
 
     def _content_json(self) -> dict[str, Any] | None:
-        if self.stamps is None:
+        content = self.content
+        if content is None:
             return None
         return {
-            "rows_written": self.stamps.rows_written,
-            "rows_checked": self.stamps.rows_checked,
-            "mismatches": self.stamps.mismatch_count,
-            "first_mismatches": [str(found) for found in self.stamps.mismatches],
+            "rows_written": content.rows_written,
+            "rows_checked": content.rows_checked,
+            "mismatches": content.mismatch_count,
+            "first_mismatches": [str(found) for found in content.mismatches],
         }
 
 
@@ -285,6 +300,7 @@ def _check_numbers(config: RunConfig) -> None:
         ("--check-every", config.check_every, 1),
         ("--max-moves", config.max_moves, 0),
         ("--seed", config.seed, 0),
+        ("--slow-forward", config.slow_forward, 0),
     ):
         if value is not None and value < low:
             raise ConfigError(f"{name} {value} was asked for; give a number of {low} or more")

@@ -157,6 +157,9 @@ class StampForward:
             else:
                 self._check_request(band, request, tokens)
 
+    def fetch(self) -> None:
+        """Nothing waits to be fetched: every comparison was made at once."""
+
     # --- token rows -----------------------------------------------------------------------------------
 
     def _span_tokens(

@@ -23,9 +23,9 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from bandscope.allocator.device import kernels
+from bandscope.allocator.device import forward, kernels
 
-I64, I32, P64, P32 = "i64", "i32", "*i64", "*i32"
+I64, I32, F32, P64, P32, F16 = "i64", "i32", "fp32", "*i64", "*i32", "*bf16"
 MOVE = {"arena": P64, "sources": P64, "destinations": P64}
 # Variants that engines meet: (kernel, signature, constants, arguments that are multiples of 16).
 VARIANTS: dict[str, tuple[Any, dict[str, str], dict[str, Any], tuple[str, ...]]] = {
@@ -92,6 +92,42 @@ VARIANTS: dict[str, tuple[Any, dict[str, str], dict[str, Any], tuple[str, ...]]]
         {"arena": P64, "pages": P64, "digests": P64, "pieces": I32, "page_words": I32},
         {"WORDS": 512, "ALIGN": 16},
         ("arena", "page_words"),
+    ),
+    "attention, 64 query and 8 KV heads of 64": (
+        forward._paged_attention,
+        {
+            "query": F16, "key_view": F16, "value_view": F16, "v2p": P64, "page_table": P32,
+            "table_rows": P64, "lengths": P64, "out": "*fp32", "unmapped": P32,
+            "table_width": I32, "window": I32, "slow": I32, "scale_log2": F32,
+            "key_page_stride": I32, "key_slot_stride": I32, "key_head_stride": I32,
+            "value_page_stride": I32, "value_slot_stride": I32, "value_head_stride": I32,
+        },
+        {
+            "PAGE_SIZE": 16, "KV_HEADS": 8, "GROUP": 8, "KEY_DIM": 64, "VALUE_DIM": 64,
+            "HEADS": forward.HEADS_PER_TILE, "TOKENS": forward.TOKENS_PER_TILE,
+            "KEY_BLOCK": forward.key_block(64), "VALUE_BLOCK": forward.value_block(64),
+            "PHYSICAL": False, "KEY_PRECISION": "tf32",
+        },
+        ("query", "key_view", "value_view", "out", "key_page_stride", "key_slot_stride",
+         "key_head_stride", "value_page_stride", "value_slot_stride", "value_head_stride"),
+    ),
+    "attention, latent rows of 576": (
+        forward._paged_attention,
+        {
+            "query": F16, "key_view": F16, "value_view": F16, "v2p": P64, "page_table": P32,
+            "table_rows": P64, "lengths": P64, "out": "*fp32", "unmapped": P32,
+            "table_width": I32, "window": I32, "slow": I32, "scale_log2": F32,
+            "key_page_stride": I32, "key_slot_stride": I32, "key_head_stride": I32,
+            "value_page_stride": I32, "value_slot_stride": I32, "value_head_stride": I32,
+        },
+        {
+            "PAGE_SIZE": 16, "KV_HEADS": 1, "GROUP": 32, "KEY_DIM": 576, "VALUE_DIM": 512,
+            "HEADS": forward.HEADS_PER_TILE, "TOKENS": forward.TOKENS_PER_TILE,
+            "KEY_BLOCK": forward.key_block(576), "VALUE_BLOCK": forward.value_block(512),
+            "PHYSICAL": False, "KEY_PRECISION": "tf32",
+        },
+        ("query", "key_view", "value_view", "out", "key_page_stride", "key_slot_stride",
+         "key_head_stride", "value_page_stride", "value_slot_stride", "value_head_stride"),
     ),
 }  # fmt: skip
 

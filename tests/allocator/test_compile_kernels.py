@@ -40,7 +40,9 @@ def test_no_kernel_spills(compiled: dict[str, dict[str, Any]]) -> None:
     }
 
     assert spilling == {}
-    assert all(0 < report["registers"] <= 128 for report in compiled.values())
+    assert all(0 < report["registers"] <= 255 for report in compiled.values())
+    movers = [report for name, report in compiled.items() if not name.startswith("attention")]
+    assert all(report["registers"] <= 128 for report in movers)
 
 
 @pytest.mark.parametrize("name", ["move 1 KiB", "move 64 KiB", "move 1,152 B", "move 18,432 B"])

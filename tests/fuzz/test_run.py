@@ -70,7 +70,7 @@ def test_a_run_serves_everything_and_is_healthy() -> None:
     assert results.finished == results.arrived == 20
     assert run.failures == 0
     assert run.verify == "off"
-    assert run.stamps is None
+    assert run.content is None
     assert run.checks.full_checks == results.steps // 8 + 1
     assert [band.live + band.pending for band in run.arena.books.bands] == [0, 0]
     assert run.wall_seconds > 0
@@ -86,10 +86,10 @@ def test_a_run_on_the_cpu_verifies_as_asked(tiny_model: str, verify: str | None)
     assert run.verify == (verify or "stamps")
     assert run.failures == 0
     assert run.scheduler.results.finished == 20
-    assert (run.stamps is None) == (verify == "off")
-    if run.stamps is not None:
-        assert run.stamps.everything == run.stamps.expect_zeroed == (verify == "all")
-        assert run.stamps.rows_checked > 0
+    assert (run.content is None) == (verify == "off")
+    if run.content is not None:
+        assert run.content.everything == run.content.expect_zeroed == (verify == "all")
+        assert run.content.rows_checked > 0
     assert run.arena.books.config.hand_out == ("zero" if verify == "all" else "none")
     assert run.arena.books.config.hand_out_state == "zero"
 
@@ -239,7 +239,7 @@ def test_content_mismatches_are_failures(tiny_model: str) -> None:
     run.arena.device.move = lambda *_: None  # type: ignore[method-assign]
     run.serve()
     assert run.checks.violation_count == 0
-    assert run.failures == run.stamps.mismatch_count > 0  # type: ignore[union-attr]
+    assert run.failures == run.content.mismatch_count > 0  # type: ignore[union-attr]
     content = run.to_json()["content"]
     assert content["mismatches"] == run.failures
     assert content["first_mismatches"][0].startswith("content: request ")

@@ -207,7 +207,7 @@ def test_a_real_model_is_intact_in_a_small_arena(model: str) -> None:
     assert run.verify == "stamps"
     assert run.scheduler.results.finished == 12
     assert run.failures == 0
-    assert run.stamps is not None and run.stamps.rows_checked > 10_000
+    assert run.content is not None and run.content.rows_checked > 10_000
 
 
 @pytest.mark.parametrize("family", ["gpt-oss", "mimo", "qwen3-next", "kimi-linear", "inkling"])

@@ -48,7 +48,8 @@ def run(
         str | None,
         typer.Option(
             help="off, stamps (every row stamped and read back), all (the whole context each step, "
-            "pages zeroed on hand-out). [stamps where there are bytes]"
+            "pages zeroed on hand-out), attention (computed through the tables and compared; for a "
+            "GPU). [stamps where there are bytes]"
         ),
     ] = None,
     baseline: Annotated[
@@ -77,6 +78,9 @@ def run(
             "or off (wrong on purpose, to see the race)."
         ),
     ] = "fine",
+    slow_forward: Annotated[
+        int, typer.Option(help="With --verify attention: stretch the kernels this many times.")
+    ] = 0,
     check_every: Annotated[int, typer.Option(help="Steps between full checks.")] = 256,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write every number of the report here.")
@@ -117,6 +121,7 @@ def run(
             output_reserve=output_reserve,
             max_moves=max_moves,
             barrier=barrier,
+            slow_forward=slow_forward,
             check_every=check_every,
         )
     )
