@@ -105,13 +105,14 @@ class AttentionForward:
         arena = self.arena
         rows = arena.books.ledger.rows([request for request, _, _ in spans])
         columns = max(1, int(arena.books.ledger.page_count[rows].max()))
-        table = self._upload(arena.books.ledger.pages[rows, :columns].astype(np.int64))
         short = [number for number, span in enumerate(spans) if span[2] <= self.context_max]
         sample = sorted(self._random.permutation(short)[: self.sample_requests].tolist())
+        # Everything below is issued on the forward stream, uploads too: nothing else orders them.
         with arena.device.forward(ticket):
+            table = self._upload(arena.books.ledger.pages[rows, :columns].astype(np.int64))
             checks: list[Callable[[], None]] = []
             for layer in self._layers:
-                self._write(layer, table, spans)
+                self._write(ticket, layer, table, spans)
                 if sample:
                     checks.append(self._attend(ticket, layer, table, spans, sample))
             tables_read = getattr(arena.device, "tables_read", None)
@@ -130,6 +131,7 @@ class AttentionForward:
         """Bring the errors of the steps since the last time to the host and name what is wrong."""
         if not self._pending:
             return
+        self.arena.device.synchronize()
         errors = torch.cat([error for _, _, _, error, _ in self._pending]).cpu().numpy()
         missing = torch.cat([count for _, _, _, _, count in self._pending]).cpu().numpy()
         owners = [
@@ -152,7 +154,11 @@ class AttentionForward:
     # --- one layer ------------------------------------------------------------------------------------
 
     def _write(
-        self, layer: AttendedLayer, table: torch.Tensor, spans: list[tuple[int, int, int]]
+        self,
+        ticket: int,
+        layer: AttendedLayer,
+        table: torch.Tensor,
+        spans: list[tuple[int, int, int]],
     ) -> None:
         counts = np.array([stop - start for _, start, stop in spans])
         positions = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
@@ -173,7 +179,7 @@ class AttentionForward:
         self.rows_written += positions.size
         zero = torch.zeros(len(spans), dtype=torch.float64, device=self._device)
         owners = [request for request, _, _ in spans]
-        self._pending.append((0, owners, layer, zero, unmapped))
+        self._pending.append((ticket, owners, layer, zero, unmapped))
 
     def _attend(
         self,
