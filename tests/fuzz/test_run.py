@@ -294,6 +294,8 @@ def test_baselines_serve_the_same_requests() -> None:
         ({"arena_bytes": 1 << 20}, SizingError, ["one request", "1 page of full"]),
         ({"arena_bytes": -5}, ConfigError, ["--arena-bytes -5", "1 or more"]),
         ({"arena_bytes": 0}, ConfigError, ["--arena-bytes 0"]),
+        ({"barrier": "loose"}, ConfigError, ["--barrier loose", "fine, coarse, off"]),
+        ({"slow_forward": -1}, ConfigError, ["--slow-forward -1", "0 or more"]),
     ],
 )
 def test_bad_values_are_refused_before_memory_is_taken(

@@ -382,3 +382,22 @@ def test_an_interrupted_program_ends_with_130() -> None:
     assert "[stopped early]" in done.stdout
     assert "healthy" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_a_barrier_that_is_off_is_said_in_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever reads the report of an experiment sees that tables raced on purpose."""
+    from rich.console import Console
+
+    from bandscope.fuzz.workload.run import Run, RunConfig
+    from bandscope.tui.run_report import print_report
+
+    for barrier, said in (("off", True), ("fine", False)):
+        job = Run(
+            RunConfig(
+                workload="synthetic:requests=3", device="none", arena_bytes=1 << 30, barrier=barrier
+            )
+        )
+        job.serve()
+        print_report(Console(width=100), job)
+
+        assert ("barrier OFF" in capsys.readouterr().out) == said
