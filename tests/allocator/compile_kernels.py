@@ -111,24 +111,6 @@ VARIANTS: dict[str, tuple[Any, dict[str, str], dict[str, Any], tuple[str, ...]]]
         ("query", "key_view", "value_view", "out", "key_page_stride", "key_slot_stride",
          "key_head_stride", "value_page_stride", "value_slot_stride", "value_head_stride"),
     ),
-    "attention, latent rows of 576": (
-        forward._paged_attention,
-        {
-            "query": F16, "key_view": F16, "value_view": F16, "v2p": P64, "page_table": P32,
-            "table_rows": P64, "lengths": P64, "out": "*fp32", "unmapped": P32,
-            "table_width": I32, "window": I32, "slow": I32, "scale_log2": F32,
-            "key_page_stride": I32, "key_slot_stride": I32, "key_head_stride": I32,
-            "value_page_stride": I32, "value_slot_stride": I32, "value_head_stride": I32,
-        },
-        {
-            "PAGE_SIZE": 16, "KV_HEADS": 1, "GROUP": 32, "KEY_DIM": 576, "VALUE_DIM": 512,
-            "HEADS": forward.HEADS_PER_TILE, "TOKENS": forward.TOKENS_PER_TILE,
-            "KEY_BLOCK": forward.key_block(576), "VALUE_BLOCK": forward.value_block(512),
-            "PHYSICAL": False, "KEY_PRECISION": "tf32",
-        },
-        ("query", "key_view", "value_view", "out", "key_page_stride", "key_slot_stride",
-         "key_head_stride", "value_page_stride", "value_slot_stride", "value_head_stride"),
-    ),
 }  # fmt: skip
 
 
