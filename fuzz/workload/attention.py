@@ -125,7 +125,7 @@ class AttentionForward:
             self.fetch()
 
     def leaving(self, request: int, tokens: int) -> None:
-        """Nothing is owed at the end of a request: every step checked the whole context."""
+        """Nothing is read at the end of a request: the steps checked samples of its context."""
 
     def fetch(self) -> None:
         """Bring the errors of the steps since the last time to the host and name what is wrong."""

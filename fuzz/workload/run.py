@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -127,6 +128,8 @@ class Run:
         if self.verify == "off":
             return None
         if self.verify == "attention":
+            if self.arena.device.name == "cpu":  # Triton asks when it is first imported
+                os.environ.setdefault("TRITON_INTERPRET", "1")
             from bandscope.fuzz.workload.attention import AttentionForward
 
             return AttentionForward(
