@@ -21,13 +21,13 @@ import torch
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.device import forward as kernels
 from bandscope.allocator.plan import BandPlan
+from bandscope.fuzz.workload.hashing import MIX, mix
 
 FETCH_STEPS = 64
 MISMATCHES_KEPT = 20
 # bf16 inputs are exact in the reference; what differs is the order of float32 sums.
 TOLERANCE = 5e-3
 QUERY_HEADS_PER_KV_HEAD = 2
-_MIX = (-7046029254386353131, -4417276706812531889, -2960836687055557781)
 
 
 @dataclass(frozen=True)
@@ -250,9 +250,9 @@ class AttentionForward:
     ) -> torch.Tensor:
         """Rows of tokens `(request[i], position[i])`: values between −1 and 1, of the view's type."""
         shape = view.shape[2:]
-        token = _mix(request * _MIX[1] + position * 1_000_003 + layer * 8191 + kind)
+        token = mix(request * MIX[1] + position * 1_000_003 + layer * 8191 + kind)
         element = torch.arange(shape.numel(), device=self._device)
-        bits = _mix(token[:, None] + element[None, :] * _MIX[2]) & 0xFFFF
+        bits = mix(token[:, None] + element[None, :] * MIX[2]) & 0xFFFF
         values = bits.to(torch.float32) / 32768 - 1
         return values.to(view.dtype).view(-1, *shape)
 
@@ -275,9 +275,3 @@ class AttentionForward:
         if self._device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
-
-
-def _mix(values: torch.Tensor) -> torch.Tensor:
-    values = values * _MIX[0]
-    values = (values ^ (values >> 29)) * _MIX[2]
-    return values ^ (values >> 32)

@@ -19,13 +19,13 @@ import torch
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.layout import row_view
 from bandscope.allocator.plan import BandPlan, RowPlan
+from bandscope.fuzz.workload.hashing import MIX, mix
 
 WORD = torch.int64
 WORD_BYTES = 8
 # Rows whose stamps are computed at once; bounds the scratch memory of a step.
 _ROWS_AT_ONCE = 1 << 20
 MISMATCHES_KEPT = 20
-_MIX = (-7046029254386353131, -4417276706812531889, -2960836687055557781)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def row_groups(arena: Arena, plan: BandPlan, band_index: int) -> list[RowGroup]:
             words = torch.as_strided(
                 first, [*first.shape, count], [*first.stride(), distance], offsets[0]
             )
-            salts = _mix(torch.arange(salt, salt + count)).to(arena.buffer.device)
+            salts = mix(torch.arange(salt, salt + count)).to(arena.buffer.device)
             groups.append(RowGroup(tuple(rows[:count]), words, salts))
             salt += count
             rows = rows[count:]
@@ -223,7 +223,7 @@ class StampForward:
             part = slice(start, start + step)
             position = torch.from_numpy(positions[part]).to(self._device)
             request = torch.from_numpy(requests[part]).to(self._device)
-            base = _mix(request * _MIX[1] + position)[:, None]
+            base = mix(request * MIX[1] + position)[:, None]
             index: tuple[torch.Tensor, ...] = (torch.from_numpy(pages[part]).to(self._device),)
             if band.plan.kind != "state":
                 index += (position % band.plan.page_size,)
@@ -280,13 +280,6 @@ class StampForward:
                     int(found[token, row]),
                 )
             )
-
-
-def _mix(values: torch.Tensor) -> torch.Tensor:
-    """A 64-bit mix; torch's int64 products wrap, on the CPU and on a GPU alike."""
-    values = values * _MIX[0]
-    values = (values ^ (values >> 29)) * _MIX[2]
-    return values ^ (values >> 32)
 
 
 def _put(words: torch.Tensor, index: tuple[torch.Tensor, ...], stamps: torch.Tensor) -> None:
