@@ -286,10 +286,11 @@ class Arena:
         books.mirror_everything()
         books.tell_extents("restore")
 
-    def digest(self) -> str:
-        """A fingerprint of the snapshot: equal exactly when the decisions to come are equal."""
+    def digest(self, snapshot: dict[str, Any] | None = None) -> str:
+        """A fingerprint of the snapshot (taken now, unless one is given): equal exactly when the
+        decisions to come are equal."""
         hasher = hashlib.blake2b(digest_size=16)
-        _feed(hasher, self.snapshot())
+        _feed(hasher, self.snapshot() if snapshot is None else snapshot)
         return hasher.hexdigest()
 
 

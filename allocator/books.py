@@ -185,13 +185,11 @@ class Books:
         if self.chain.pack(self.held(demand, ignore_fixed=True)) is not None:
             reason = "gate" if self.gate_closed else "pins"
         if self.observer is not None:
-            self.observer.effect(
-                events.Refusal(
-                    reason,
-                    tuple(demand),
-                    tuple(band.live for band in self.bands),
-                    tuple(want.fixed for want in held),
-                )
+            self.observer.refusal(
+                reason,
+                tuple(demand),
+                tuple(band.live for band in self.bands),
+                tuple(want.fixed for want in held),
             )
         wanted = ", ".join(
             f"{pages} of {band.name}"
@@ -223,7 +221,7 @@ class Books:
             ticket = self.tickets.order_behind_all()
             self.device.order_behind(ticket)
             if self.observer is not None:
-                self.observer.effect(events.Barrier("settle", ticket, why))
+                self.observer.barrier("settle", ticket, why)
         self.reclaim()
 
     def reclaim(self) -> None:
@@ -233,7 +231,7 @@ class Books:
             band.reclaim(places)
             band.absorb()
             if self.observer is not None:
-                self.observer.effect(events.Reclaim(band.name, band.physical(places)))
+                self.observer.reclaim(band.name, band.physical(places))
         self.tell_extents("reclaim")
 
     def execute(self, layout: Layout, *, why: str) -> int:
@@ -253,10 +251,8 @@ class Books:
         pending = self.tickets.unsettled
         virtual = band.move(sources, destinations, pending=pending)
         if self.observer is not None:
-            self.observer.effect(
-                events.PageMove(
-                    band.name, virtual, from_pages, to_pages, band.page_bytes, urgent
-                )
+            self.observer.page_move(
+                band.name, virtual, from_pages, to_pages, band.page_bytes, urgent
             )
         if pending:
             self._defer(band, sources)
@@ -276,7 +272,7 @@ class Books:
             value = 0 if hand_out == "zero" else 0xFF
             self.device.fill(band.index, band.physical(places), value)
         if self.observer is not None:
-            self.observer.effect(events.LeaseBegin(holder, band.name, virtual, True))
+            self.observer.lease_begin(holder, band.name, virtual, band.physical(places), 0)
 
     def drop(self, band: Band, virtual: Pages, holder: events.Holder) -> None:
         """The owner of these pages holds them no more; they become holes when nothing launched and
@@ -285,7 +281,7 @@ class Books:
             return
         places = band.table.unbind(virtual)
         if self.observer is not None:
-            self.observer.effect(events.LeaseEnd(holder, band.name, virtual, True))
+            self.observer.lease_end(holder, band.name, virtual, 0)
         if self.pins.pins:
             places, pinned = split_pinned(band, places)
             if pinned.size:
@@ -302,7 +298,7 @@ class Books:
         pin, freed = self.pins.end(number, holder)
         band = self.bands[pin.band]
         if self.observer is not None:
-            self.observer.effect(events.LeaseEnd(pin.holder, band.name, pin.virtual, False))
+            self.observer.lease_end(pin.holder, band.name, pin.virtual, number)
         if freed.size:
             self._defer(band, freed)
             self.reclaim()
@@ -310,7 +306,7 @@ class Books:
     def _defer(self, band: Band, places: Pages) -> None:
         stamp = self.tickets.defer(band.index, places)
         if self.observer is not None and places.size:
-            self.observer.effect(events.Pending(band.name, band.physical(places), stamp))
+            self.observer.pending(band.name, band.physical(places), stamp)
 
     # --- the device's mirror ------------------------------------------------------------------------
 
@@ -327,7 +323,7 @@ class Books:
             physical = np.where(places >= 0, band.physical(places), -1)
             self.device.publish(band.index, virtual, physical)
             if self.observer is not None:
-                self.observer.effect(events.Publish(band.name, virtual.size))
+                self.observer.publish(band.name, virtual.size)
 
     def mirror_everything(self) -> None:
         """Send every row of every table to the device, without a barrier: after a restore the mirror
@@ -346,7 +342,7 @@ class Books:
             self.device.order_behind_reads(newest)
         if self.observer is not None:
             kind = f"write-after-read ({self.config.barrier})"
-            self.observer.effect(events.Barrier(kind, newest, "table publish"))
+            self.observer.barrier(kind, newest, "table publish")
 
     def tell_extents(self, why: str) -> None:
         """Tell the observer about extents that changed since the last time."""
@@ -355,7 +351,5 @@ class Books:
         for index, band in enumerate(self.bands):
             now = self._span(band)
             if now != self._extents_told[index]:
-                self.observer.effect(
-                    events.BandMove(band.name, self._extents_told[index], now, why)
-                )
+                self.observer.band_move(band.name, self._extents_told[index], now, why)
                 self._extents_told[index] = now

@@ -57,9 +57,7 @@ def pack(books: Books, band: Band) -> BandMoves:
         return BandMoves(band, NONE, NONE)
     pages = band.live + books.pins.deferred[band.index]
     start, stop = _tightest_window(band, pages, books.fixed(band))
-    sources = np.concatenate(
-        [band.live_between(band.low, start), band.live_between(stop, band.high)]
-    )
+    sources = band.live_outside(start, stop)
     return BandMoves(band, sources, band.holes_between(start, stop)[: sources.size])
 
 
@@ -72,8 +70,8 @@ def _tightest_window(
         size = max(size, fixed[1] - (fixed[0] if band.is_float else 0))
     if not band.is_float:
         return 0, size
-    live = (band.state[band.low : band.high] & 1).astype(np.int32)
-    inside = np.concatenate(([0], np.cumsum(live)))
+    inside = np.zeros(band.extent + 1, np.int64)
+    np.cumsum(band.state[band.low : band.high] & 1, out=inside[1:])
     counts = inside[size:] - inside[: inside.size - size]
     if fixed is not None:  # only windows that cover every page that cannot move
         first = max(0, fixed[1] - size - band.low)

@@ -39,3 +39,7 @@ class InvariantError(BandscopeError):
     """A state that must never exist; carries the violations found."""
 
     exit_status = 1
+
+
+class TraceError(BandscopeError):
+    """A trace cannot be written or read; the message says which file and what to do."""

@@ -141,14 +141,14 @@ def launch(books: Books, op: ops.Launch) -> Outcome:
     ledger.launched[rows] = ledger.length[rows]
     books.device.launch(ticket)
     if books.observer is not None:
-        books.observer.effect(events.Launched(ticket, op.requests))
+        books.observer.launched(ticket, op.requests)
     return Outcome(True, ticket)
 
 
 def complete(books: Books, op: ops.Complete) -> Outcome:
     books.tickets.complete(op.ticket)
     if books.observer is not None:
-        books.observer.effect(events.Done(op.ticket))
+        books.observer.done(op.ticket)
     books.reclaim()
     return DONE
 
@@ -210,7 +210,8 @@ def lease(books: Books, op: ops.Lease) -> Outcome:
         deadline_ticket=op.deadline_ticket,
     )
     if books.observer is not None:
-        books.observer.effect(events.LeaseBegin(op.holder, band.name, virtual, False))
+        physical = band.physical(pin.places)
+        books.observer.lease_begin(op.holder, band.name, virtual, physical, pin.number)
     return Outcome(True, pin.number)
 
 

@@ -21,14 +21,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bandscope.allocator.band import NONE, Band
+from bandscope.allocator.band import LIVE, NONE, Band
 from bandscope.allocator.chain import Chain, Held, Span
 from bandscope.allocator.tables import Pages
 
 
 @dataclass(frozen=True)
 class BandMoves:
-    """The page copies of one band: places `sources[i]` → `destinations[i]`, all disjoint."""
+    """The page copies of one band: places `sources[i]` → `destinations[i]`, all disjoint, both
+    lists ascending."""
 
     band: Band
     sources: Pages
@@ -83,22 +84,21 @@ def _cheapest_cuts(chain: Chain, held: Sequence[Held], tops: list[int]) -> list[
         lowest, highest = tops[index], floors[index + 1]
         reached = _tops_from(below, held[index], positions)
         reached = reached[reached <= highest]
-        best = _running_argmin(costs[: reached.size])
         if index == len(chain.bands) - 2:
             # Nothing above depends on the last cut, so raising it to the next frontier is free.
             lowest = max(lowest, min(highest, chain.room(index)[1]))
             reached = np.maximum(reached, lowest)
         ends = _live_pages(below, lowest // below.page_bytes, None) + 1
         ends *= below.page_bytes
-        candidates = np.concatenate([reached, ends[ends <= highest]])
-        candidates.sort()
-        origin = best[np.searchsorted(reached, candidates, side="right") - 1]
-        positions = candidates
-        starts = _live_pages(above, None, -(-int(positions[-1]) // above.page_bytes))
-        starts *= above.page_bytes
-        cut_off = ends.size - np.searchsorted(ends, positions, side="right")
-        covered = np.searchsorted(starts, positions, side="left")
-        costs = costs[origin] + cut_off * below.page_bytes + covered * above.page_bytes
+        origin = _running_argmin(costs[: reached.size])
+        costs, positions = costs[origin], reached
+        if ends.size:
+            # Two ascending runs: a stable sort merges them.
+            positions = np.sort(np.concatenate([reached, ends[ends <= highest]]), kind="stable")
+            last = np.searchsorted(reached, positions, side="right") - 1
+            cut_off = below.live - _live_counts(below, positions // below.page_bytes)
+            origin, costs = origin[last], costs[last] + cut_off * below.page_bytes
+        costs = costs + _live_counts(above, -(-positions // above.page_bytes)) * above.page_bytes
         steps.append((positions, origin))
     cuts: list[int] = []
     choice = int(np.argmin(costs))
@@ -127,6 +127,8 @@ def _tops_from(band: Band, want: Held, starts: np.ndarray) -> np.ndarray:
 
 def _running_argmin(costs: np.ndarray) -> np.ndarray:
     """For each index the index of the first minimum of `costs[: index + 1]`."""
+    if costs.size == 1:
+        return np.zeros(1, np.int64)
     minima = np.minimum.accumulate(costs)
     lower = np.concatenate(([True], minima[1:] < minima[:-1]))
     result: np.ndarray = np.maximum.accumulate(np.where(lower, np.arange(costs.size), 0))
@@ -135,6 +137,32 @@ def _running_argmin(costs: np.ndarray) -> np.ndarray:
 
 def _live_pages(band: Band, first: int | None, stop: int | None) -> Pages:
     """Physical numbers of the live pages in `[first, stop)` (open where None), ascending."""
+    low, high = _places(band, first, stop)
+    if low == high:
+        return NONE
+    pages = band.physical(band.live_between(low, high))
+    return pages if band.direction > 0 else pages[::-1]
+
+
+def _live_counts(band: Band, stops: Pages) -> Pages:
+    """For each of these ascending physical page numbers, how many live pages lie below it."""
+    if not band.live:
+        return np.zeros(stops.size, np.int64)
+    first, last = int(stops[0]), int(stops[-1])
+    below = band.live_count(*_places(band, None, first))
+    if first == last:
+        return np.full(stops.size, below)
+    low, high = _places(band, first, last)
+    live = band.state[low:high] == LIVE
+    counts = np.zeros(high - low + 1, np.int64)
+    np.cumsum(live if band.direction > 0 else live[::-1], out=counts[1:])
+    start = band.byte_range(low, high)[0] // band.page_bytes
+    counts += below
+    return counts.take(stops - start, mode="clip")
+
+
+def _places(band: Band, first: int | None, stop: int | None) -> Span:
+    """Places of the extent whose physical numbers lie in `[first, stop)` (open where None)."""
     low, high = band.low, band.high
     if band.direction > 0:
         low = low if first is None else max(low, first - band.first_page)
@@ -142,8 +170,7 @@ def _live_pages(band: Band, first: int | None, stop: int | None) -> Pages:
     else:
         low = low if stop is None else max(low, band.first_page - stop + 1)
         high = high if first is None else min(high, band.first_page - first + 1)
-    pages = band.physical(band.live_between(low, max(low, high)))
-    return pages if band.direction > 0 else pages[::-1].copy()
+    return low, max(low, high)
 
 
 def _moves_into(band: Band, region: Span) -> BandMoves:
@@ -154,13 +181,13 @@ def _moves_into(band: Band, region: Span) -> BandMoves:
         sources = band.live_between(band.low, band.high)
         start = low if low >= band.high else high - sources.size
         return BandMoves(band, sources, np.arange(start, start + sources.size, dtype=np.int64))
-    sources = np.concatenate(
-        [band.live_between(band.low, inside[0]), band.live_between(inside[1], band.high)]
-    )
+    sources = band.live_outside(*inside)
     if not sources.size:
         return BandMoves(band, NONE, NONE)
     holes = band.holes_between(*inside)[: sources.size]
     missing = sources.size - holes.size
+    if not missing:
+        return BandMoves(band, sources, holes)
     above = min(missing, max(0, high - band.high))
     below = missing - above
     destinations = np.concatenate(
@@ -187,8 +214,8 @@ def _in_order(chain: Chain, moves: list[BandMoves]) -> list[BandMoves]:
         for move in waiting:
             low, high = chain.room(move.band.index, spans)
             wide = move.band.byte_range(
-                min(move.band.low, int(move.destinations.min())),
-                max(move.band.high, int(move.destinations.max()) + 1),
+                min(move.band.low, int(move.destinations[0])),
+                max(move.band.high, int(move.destinations[-1]) + 1),
             )
             if low <= wide[0] and wide[1] <= high:
                 break

@@ -8,6 +8,7 @@ bands that grow up and bands that grow down; physical page numbers exist only at
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,15 +124,19 @@ class PageTable:
         self._dirty.append(virtual)
         return places
 
-    def rebind(self, sources: Pages, destinations: Pages) -> Pages:
+    def rebind(
+        self, sources: Pages, destinations: Pages, vacated: Sequence[Pages | slice] | None = None
+    ) -> Pages:
         """Follow a move: what lived at `sources[i]` lives at `destinations[i]` from now on.
 
-        Returns the virtual pages that moved. Sources and destinations are disjoint.
+        Returns the virtual pages that moved. Sources and destinations are disjoint. `vacated`, when
+        given, covers the sources and else only places that hold nothing: slices are cheaper.
         """
-        virtual: Pages = self.virtual_at[sources]
+        virtual: Pages = self.virtual_at.take(sources)
         self.place_of[virtual] = destinations
         self.virtual_at[destinations] = virtual
-        self.virtual_at[sources] = UNMAPPED
+        for places in [sources] if vacated is None else vacated:
+            self.virtual_at[places] = UNMAPPED
         self._dirty.append(virtual)
         return virtual
 

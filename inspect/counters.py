@@ -11,6 +11,7 @@ from typing import Any
 
 from bandscope.allocator import events
 from bandscope.allocator.operations import Operation, Outcome
+from bandscope.allocator.tables import Pages
 
 
 @dataclass
@@ -31,7 +32,7 @@ class BandCounters:
         return {**self.__dict__, "band_moves": dict(self.band_moves)}
 
 
-class Counters:
+class Counters(events.NullObserver):
     """Counts by band, operation, barrier and refusal."""
 
     def __init__(self) -> None:
@@ -47,43 +48,64 @@ class Counters:
             self.bands[name] = BandCounters()
         return self.bands[name]
 
-    def before(self, operation: Operation) -> None:
-        """Nothing to count before the outcome is known."""
-
     def after(self, operation: Operation, outcome: Outcome) -> None:
         """Count the operation, under its name when done, with its reason when refused."""
         name = operation.kind
         self.operations[name if outcome.ok else f"{name} refused: {outcome.reason}"] += 1
 
-    def effect(self, event: events.Effect) -> None:
-        """Count one effect."""
-        match event:
-            case events.LeaseBegin(band=name, virtual=virtual, owns=True):
-                band = self.band(name)
-                band.allocated += virtual.size
-                band.held += virtual.size
-                band.held_peak = max(band.held_peak, band.held)
-            case events.LeaseEnd(band=name, virtual=virtual, owns=True):
-                band = self.band(name)
-                band.freed += virtual.size
-                band.held -= virtual.size
-            case events.PageMove():
-                band = self.band(event.band)
-                band.move_batches += 1
-                band.bytes_moved += event.sources.size * event.page_bytes
-                if event.urgent:
-                    band.moves_urgent += event.sources.size
-                else:
-                    band.moves_opportunistic += event.sources.size
-            case events.BandMove():
-                self.band(event.band).band_moves[event.why] += 1
-            case events.Barrier():
-                self.barriers[f"{event.kind}: {event.why}"] += 1
-            case events.Refusal():
-                self.refusals[event.reason] += 1
-                self.last_refusal = event
-            case _:
-                pass
+    def lease_begin(
+        self, holder: events.Holder, band: str, virtual: Pages, physical: Pages, lease: int
+    ) -> None:
+        """Count pages that were allocated; pins hold no memory."""
+        if not lease:
+            counters = self.band(band)
+            counters.allocated += virtual.size
+            counters.held += virtual.size
+            counters.held_peak = max(counters.held_peak, counters.held)
+
+    def lease_end(self, holder: events.Holder, band: str, virtual: Pages, lease: int) -> None:
+        """Count pages that were freed."""
+        if not lease:
+            counters = self.band(band)
+            counters.freed += virtual.size
+            counters.held -= virtual.size
+
+    def page_move(
+        self,
+        band: str,
+        virtual: Pages,
+        sources: Pages,
+        destinations: Pages,
+        page_bytes: int,
+        urgent: bool,
+    ) -> None:
+        """Count a batch of moves."""
+        counters = self.band(band)
+        counters.move_batches += 1
+        counters.bytes_moved += sources.size * page_bytes
+        if urgent:
+            counters.moves_urgent += sources.size
+        else:
+            counters.moves_opportunistic += sources.size
+
+    def band_move(self, band: str, before: events.Extent, after: events.Extent, why: str) -> None:
+        """Count a changed extent by its cause."""
+        self.band(band).band_moves[why] += 1
+
+    def barrier(self, kind: str, ticket: int, why: str) -> None:
+        """Count a barrier by kind and cause."""
+        self.barriers[f"{kind}: {why}"] += 1
+
+    def refusal(
+        self,
+        reason: str,
+        demand: tuple[int, ...],
+        live: tuple[int, ...],
+        fixed: tuple[events.Extent | None, ...],
+    ) -> None:
+        """Count a refusal, and keep it as the last one."""
+        self.refusals[reason] += 1
+        self.last_refusal = events.Refusal(reason, demand, live, fixed)
 
     def to_json(self) -> dict[str, Any]:
         """Every count as plain data."""

@@ -24,6 +24,7 @@ class CpuDevice(InOrderDevice):
         self.buffer: torch.Tensor | None = None
         self._pages: list[np.ndarray] = []
         self._mirrors: list[torch.Tensor] = []
+        self._inverse: list[torch.Tensor] = []
         self._unmapped = 0
 
     def allocate(
@@ -42,6 +43,9 @@ class CpuDevice(InOrderDevice):
             flat[: total_bytes // size * size].reshape(-1, size) for size in page_bytes
         ]
         self._mirrors = [torch.full((count,), -1, dtype=torch.int64) for count in virtual_pages]
+        self._inverse = [
+            torch.full((pages.shape[0],), -1, dtype=torch.int64) for pages in self._pages
+        ]
 
     def move(self, band: int, sources: Pages, destinations: Pages) -> None:
         pages = self._pages[band]
@@ -53,10 +57,18 @@ class CpuDevice(InOrderDevice):
         self._pages[band][pages] = value
 
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
-        self._mirrors[band].numpy()[virtual] = physical
+        table, inverse = self._mirrors[band].numpy(), self._inverse[band].numpy()
+        left = table[virtual]
+        inverse[left[left >= 0]] = -1
+        table[virtual] = physical
+        mapped = physical >= 0
+        inverse[physical[mapped]] = virtual[mapped]
 
     def mirror(self, band: int) -> torch.Tensor:
         return self._mirrors[band]
+
+    def inverse_mirror(self, band: int) -> torch.Tensor:
+        return self._inverse[band]
 
     def translate(self, band: int, tokens: torch.Tensor, page_size: int) -> torch.Tensor:
         known = tokens >= 0

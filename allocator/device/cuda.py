@@ -19,6 +19,8 @@ from bandscope.allocator.errors import DeviceError
 from bandscope.allocator.tables import Pages
 
 _STREAM_DRAWS_MAX = 64
+# Per half of the upload buffer: two lists of 131,072 page numbers.
+_UPLOAD_NUMBERS = 1 << 18
 
 
 class CudaDevice:
@@ -40,6 +42,8 @@ class CudaDevice:
         self._unmapped = torch.zeros(0)
         self._words: list[torch.Tensor] = []
         self._mirrors: list[torch.Tensor] = []
+        self._inverse: list[torch.Tensor] = []
+        self._uploads: _Uploads | None = None
         # Fills asked for but not yet issued, as (band, value, pages): see `issue_fills`.
         self._fills: list[tuple[int, int, Pages]] = []
         self._done: dict[int, torch.cuda.Event] = {}
@@ -67,30 +71,33 @@ class CudaDevice:
                 torch.full((count,), -1, dtype=torch.int64, device=self.device)
                 for count in virtual_pages
             ]
+            pages = [total_bytes // size for size in page_bytes]
+            self._inverse = [
+                torch.full((count,), -1, dtype=torch.int64, device=self.device) for count in pages
+            ]
+            # Numbers of pages travel in 32 bits where all of them fit: half the bytes to copy.
+            fits = max([*pages, *virtual_pages]) < 1 << 31
+            dtype = torch.int32 if fits else torch.int64
+            self._uploads = _Uploads(self.device, self.schedule, dtype)
             self._unmapped = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.warm_up()
 
     def warm_up(self) -> None:
         """Pay first-launch costs (compilation, module loading) now instead of in the first
-        compaction: every kernel runs once per band on pages of the sink."""
+        compaction: every kernel runs once per band on pages of the sink, and on unmapped rows."""
         with torch.cuda.stream(self.schedule):
-            nothing = torch.zeros(1, dtype=torch.int64, device=self.device)
-            for words, page_bytes in zip(self._words, self._page_bytes, strict=True):
-                kernels.move_pages(words, nothing, nothing, page_bytes)
-                kernels.fill_pages(words, nothing, page_bytes, 0)
+            zero, unmapped = self._upload(np.array([0]), np.array([-1]))
+            for band, (words, page_bytes) in enumerate(
+                zip(self._words, self._page_bytes, strict=True)
+            ):
+                kernels.move_pages(words, zero, zero, page_bytes)
+                kernels.fill_pages(words, zero, page_bytes, 0)
+                if self._mirrors[band].numel():
+                    kernels.publish_rows(self._mirrors[band], self._inverse[band], zero, unmapped)
 
     def _upload(self, *numbers: Pages) -> list[torch.Tensor]:
-        """Equally long lists of numbers on the device, through one pinned buffer and one copy.
-        torch keeps the pinned block until the stream is past the copy."""
-        count = numbers[0].size
-        # Rows start on 128 bytes whatever the count, so that no launch is compiled anew for another
-        # alignment of its arguments.
-        width = count + -count % 16
-        pinned = torch.empty((len(numbers), width), dtype=torch.int64, pin_memory=True)
-        rows = pinned.numpy()
-        for row, values in zip(rows, numbers, strict=True):
-            row[:count] = values
-        return [row[:count] for row in pinned.to(self.device, non_blocking=True)]
+        assert self._uploads is not None, "allocate comes first"
+        return self._uploads.send(numbers)
 
     def move(self, band: int, sources: Pages, destinations: Pages) -> None:
         self.issue_fills()
@@ -121,10 +128,13 @@ class CudaDevice:
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
         with torch.cuda.stream(self.schedule):
             rows, values = self._upload(virtual, physical)
-            self._mirrors[band].index_copy_(0, rows, values)
+            kernels.publish_rows(self._mirrors[band], self._inverse[band], rows, values)
 
     def mirror(self, band: int) -> torch.Tensor:
         return self._mirrors[band]
+
+    def inverse_mirror(self, band: int) -> torch.Tensor:
+        return self._inverse[band]
 
     def translate(self, band: int, tokens: torch.Tensor, page_size: int) -> torch.Tensor:
         """As the protocol says; on the current stream, inside `forward` the forward's own."""
@@ -190,6 +200,59 @@ class CudaDevice:
         self.issue_fills()
         self.host_waits += 1
         torch.cuda.synchronize(self.device)
+
+
+class _Uploads:
+    """Lists of numbers on their way to kernels of one stream, through pinned memory that is made once:
+    a fresh buffer on either side costs more host time than the copy of thousands of numbers.
+
+    Two halves are filled in turns. A half is written anew only when its copies have left it; a list
+    that finds no room takes buffers of its own, so the host never waits.
+    """
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream, dtype: torch.dtype) -> None:
+        self._stream = stream
+        shape = (2, _UPLOAD_NUMBERS)
+        self._pinned = torch.empty(shape, dtype=dtype, pin_memory=True)
+        self._host = self._pinned.numpy()
+        self._on_device = torch.empty(shape, dtype=dtype, device=device)
+        self._left = [torch.cuda.Event(), torch.cuda.Event()]
+        self._half, self._used = 0, 0
+
+    def send(self, numbers: Sequence[Pages]) -> list[torch.Tensor]:
+        """Equally long lists on the device, by one copy on the current stream (the one given)."""
+        count = numbers[0].size
+        # Rows start on 128 bytes whatever the count, so that no launch is compiled anew for another
+        # alignment of its arguments.
+        width = count + -count % 32
+        start = self._room(len(numbers) * width)
+        if start is None:
+            shape = (len(numbers) * width,)
+            # torch keeps the pinned block until the stream is past the copy.
+            pinned = torch.empty(shape, dtype=self._pinned.dtype, pin_memory=True)
+            host, start = pinned.numpy(), 0
+            on_device = torch.empty(shape, dtype=pinned.dtype, device=self._on_device.device)
+        else:
+            half, host = self._half, self._host[self._half]
+            pinned, on_device = self._pinned[half], self._on_device[half]
+        starts = range(start, start + len(numbers) * width, width) if width else [0] * len(numbers)
+        for first, values in zip(starts, numbers, strict=True):
+            host[first : first + count] = values
+        stop = start + len(numbers) * width
+        on_device[start:stop].copy_(pinned[start:stop], non_blocking=True)
+        return [on_device[first : first + count] for first in starts]
+
+    def _room(self, size: int) -> int | None:
+        """Where `size` numbers go in the current half, None when there is no room now."""
+        if size > _UPLOAD_NUMBERS:
+            return None
+        if self._used + size > _UPLOAD_NUMBERS:
+            if not self._left[1 - self._half].query():
+                return None
+            self._left[self._half].record(self._stream)
+            self._half, self._used = 1 - self._half, 0
+        self._used += size
+        return self._used - size
 
 
 def _distinct_streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:

@@ -25,6 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
+# Triton asks whether to interpret these kernels (on the CPU) when it reads them, here.
+INTERPRETED: bool = triton.knobs.runtime.interpret
 LOG2_E = 1.4426950408889634
 # Dependent multiplications that a writer waits per unit of `slow`: of the order of a microsecond.
 SPINS_PER_SLOW = 256
@@ -339,8 +341,9 @@ def _step_states(
     if UPDATE:
         new = decay * old + tl.load(inputs + row) * shape
         # Between reading and writing: where a copy of the slot would miss the change.
-        written = mask & _waited(element.to(tl.int64), spins)
-        tl.store(address, new.to(view.dtype.element_ty), mask=written)
+        # One answer for all elements: a mask of its own for each would split the stores.
+        until = tl.where(_waited(place, spins), there, 0)
+        tl.store(address, new.to(view.dtype.element_ty), mask=element < until)
 
 
 def state_step(

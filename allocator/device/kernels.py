@@ -2,7 +2,7 @@
 
 Each kernel runs unchanged in Triton's interpreter. All of them share four rules:
 
-- Addresses are 64-bit: page numbers come in as int64 and are multiplied as such.
+- Addresses are 64-bit: page numbers come in as int64 or int32 and are multiplied as int64.
 - The unit of a copy is a *word* (int64, or int32 for pages that are no multiple of 8 bytes). The
   largest power of two that divides every page's offset is passed as `ALIGN` words, because only then
   does the compiler join words into 128-bit accesses.
@@ -34,8 +34,10 @@ def _move_rows(
     """Small pages: one program copies ROWS whole pages of at most WORDS words."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     valid = row < count
-    source = tl.multiple_of(tl.load(sources + row, mask=valid, other=0) * page_words, ALIGN)
-    target = tl.multiple_of(tl.load(destinations + row, mask=valid, other=0) * page_words, ALIGN)
+    source = tl.load(sources + row, mask=valid, other=0).to(tl.int64)
+    target = tl.load(destinations + row, mask=valid, other=0).to(tl.int64)
+    source = tl.multiple_of(source * page_words, ALIGN)
+    target = tl.multiple_of(target * page_words, ALIGN)
     word = tl.arange(0, WORDS)
     mask = valid[:, None] & (word < page_words)[None, :]
     values = tl.load(arena + (source[:, None] + word[None, :]), mask=mask)
@@ -50,8 +52,8 @@ def _move_pieces(
     """Large pages: one program copies one of `pieces` runs of WORDS words of one page."""
     program = tl.program_id(0).to(tl.int64)
     move = program // pieces
-    source = tl.multiple_of(tl.load(sources + move) * page_words, ALIGN)
-    target = tl.multiple_of(tl.load(destinations + move) * page_words, ALIGN)
+    source = tl.multiple_of(tl.load(sources + move).to(tl.int64) * page_words, ALIGN)
+    target = tl.multiple_of(tl.load(destinations + move).to(tl.int64) * page_words, ALIGN)
     word = (program % pieces) * WORDS + tl.arange(0, WORDS)
     if EVEN:
         tl.store(arena + (target + word), tl.load(arena + (source + word)))
@@ -65,7 +67,8 @@ def move_pages(
 ) -> None:
     """Copy page `sources[i]` over page `destinations[i]`; no page appears twice in the two lists.
 
-    `words`: the arena as int64 (or int32) words. `sources`, `destinations`: int64, on the device.
+    `words`: the arena as int64 (or int32) words. `sources`, `destinations`: int64 or int32, on
+    the device.
     """
     count = sources.numel()
     if count == 0:
@@ -94,14 +97,15 @@ def _fill_pieces(
     WORDS: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
-    start = tl.multiple_of(tl.load(pages + program // pieces) * page_words, ALIGN)
+    page = tl.load(pages + program // pieces).to(tl.int64)
+    start = tl.multiple_of(page * page_words, ALIGN)
     word = (program % pieces) * WORDS + tl.arange(0, WORDS)
     filled = tl.zeros([WORDS], arena.dtype.element_ty) + value
     tl.store(arena + (start + word), filled, mask=word < page_words)
 
 
 def fill_pages(words: torch.Tensor, pages: torch.Tensor, page_bytes: int, value: int) -> None:
-    """Set every byte of these pages to `value` (0 … 255)."""
+    """Set every byte of these pages (int64 or int32) to `value` (0 … 255)."""
     count = pages.numel()
     if count == 0:
         return
@@ -116,41 +120,52 @@ def fill_pages(words: torch.Tensor, pages: torch.Tensor, page_bytes: int, value:
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["forward_count", "inverse_count"])
-def _publish_rows(
-    v2p, virtual, physical, forward_count, p2v, pages, owners, inverse_count,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+@triton.jit(do_not_specialize=["count"])
+def _publish_rows(v2p, p2v, virtual, physical, count, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    forward = row < forward_count
-    index = tl.load(virtual + row, mask=forward, other=0)
-    tl.store(v2p + index, tl.load(physical + row, mask=forward, other=0), mask=forward)
-    other = row - forward_count
-    inverse = (row >= forward_count) & (other < inverse_count)
-    page = tl.load(pages + other, mask=inverse, other=0)
-    tl.store(p2v + page, tl.load(owners + other, mask=inverse, other=0), mask=inverse)
+    valid = row < count
+    owner = tl.load(virtual + row, mask=valid, other=0).to(tl.int64)
+    new = tl.load(physical + row, mask=valid, other=-1).to(tl.int64)
+    old = tl.load(v2p + owner, mask=valid, other=-1)
+    # At most one row leaves a page and at most one takes it. Both write its `p2v` atomically, and the
+    # one that leaves only while the page is still its own: whoever is first, the taker's name stays.
+    leaves = (old >= 0) & (old != new)
+    # A compare-and-swap has no mask: rows that leave nothing compare with what no row ever holds.
+    page = tl.where(leaves, old, tl.maximum(new, 0))
+    tl.atomic_cas(p2v + page, tl.where(leaves, owner, -2), tl.full([BLOCK], -1, tl.int64), "relaxed")
+    tl.atomic_xchg(p2v + new, owner, mask=new >= 0, sem="relaxed")
+    tl.store(v2p + owner, new, mask=valid)
+
+
+_compiled_publish: dict[tuple, triton.compiler.CompiledKernel] = {}
 
 
 def publish_rows(
-    v2p: torch.Tensor,
-    virtual: torch.Tensor,
-    physical: torch.Tensor,
-    p2v: torch.Tensor,
-    pages: torch.Tensor,
-    owners: torch.Tensor,
+    v2p: torch.Tensor, p2v: torch.Tensor, virtual: torch.Tensor, physical: torch.Tensor
 ) -> None:
-    """`v2p[virtual[i]] = physical[i]` and `p2v[pages[j]] = owners[j]` in one launch.
+    """Row `virtual[i]` of `v2p` becomes `physical[i]` (−1: unmapped), and `p2v` stays its inverse,
+    in one launch and whatever the order of the rows.
 
-    All int64; −1 stands for unmapped. No index appears twice in its list, so that no two programs
-    write one row.
+    `v2p`, `p2v`: int64, −1 for unmapped, inverse of each other. `virtual`, `physical`: int64 or
+    int32. No virtual page appears twice; a page that passes from one to another has both in the
+    lists.
     """
-    rows = virtual.numel() + pages.numel()
-    if rows:
+    count = virtual.numel()
+    if count:
         block = 256
-        _publish_rows[(triton.cdiv(rows, block),)](
-            v2p, virtual, physical, virtual.numel(), p2v, pages, owners, pages.numel(),
-            BLOCK=block, num_warps=4,
-        )  # fmt: skip
+        grid = (triton.cdiv(count, block), 1, 1)
+        arguments = (v2p, p2v, virtual, physical, count)
+        # Every forward publishes a few rows, and choosing the compiled kernel by its arguments takes
+        # twice as long as its launch: remember the choice with all that it depends on.
+        aligned = tuple(tensor.data_ptr() % 16 == 0 for tensor in arguments[:4])
+        key = (v2p.device, virtual.dtype, physical.dtype, aligned)
+        compiled = _compiled_publish.get(key)
+        if compiled is not None:
+            compiled[grid](*arguments, block)
+        else:
+            compiled = _publish_rows[grid](*arguments, BLOCK=block, num_warps=4)
+            if compiled is not None:  # the interpreter compiles nothing
+                _compiled_publish[key] = compiled
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -36,6 +36,9 @@ class NoDevice(InOrderDevice):
     def mirror(self, band: int) -> None:
         return None
 
+    def inverse_mirror(self, band: int) -> None:
+        return None
+
     def translate(self, band: int, tokens: torch.Tensor, page_size: int) -> torch.Tensor:
         raise MisuseError(
             "token ids were to be translated on a device that only keeps books; use cpu or cuda"

@@ -30,7 +30,7 @@ class Device(Protocol):
     def allocate(
         self, total_bytes: int, page_bytes: Sequence[int], virtual_pages: Sequence[int]
     ) -> None:
-        """Take the arena's memory, zeroed, and a mirror of each band's table (all unmapped).
+        """Take the arena's memory, zeroed, and mirrors of each band's tables (all unmapped).
 
         Raises `DeviceError` when there is not enough memory."""
 
@@ -46,10 +46,16 @@ class Device(Protocol):
         move or a launch."""
 
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
-        """Write table rows of the mirror: `physical[i]` (−1: unmapped) at `virtual[i]`."""
+        """Write table rows of the mirror: `physical[i]` (−1: unmapped) at `virtual[i]`, and keep the
+        inverse mirror its inverse. No virtual page is named twice; when a page passes from one
+        virtual page to another, both are named."""
 
     def mirror(self, band: int) -> torch.Tensor | None:
         """The band's table on the device, int64 by virtual page, for kernels and engines."""
+
+    def inverse_mirror(self, band: int) -> torch.Tensor | None:
+        """The inverse of `mirror`: which virtual page each physical page of the band holds (−1:
+        none), int64 by physical page."""
 
     def translate(self, band: int, tokens: torch.Tensor, page_size: int) -> torch.Tensor:
         """Physical rows (page × page size + row in page) of virtual token ids, by the mirror; int64

@@ -1,277 +1,278 @@
-"""A forward that computes attention through the arena, and compares it with what it should be.
+"""A forward that computes through the arena, and compares with what should come out.
 
-Keys, values and queries are a hash of (request, position, layer, element), made on the device. Every
-forward writes the rows of its new tokens through the device's own tables (the mirror that `launch`
-published), attends over the live context of some requests of the batch, and compares with a
-contiguous float64 reference made from the hash alone. All of it runs on the forward stream, so it
-overlaps the scheduler; errors stay on the device and are fetched every `FETCH_STEPS` steps.
+Every forward writes the keys and values of its new tokens through the device's own tables (the
+mirror that `launch` published), lets the requests of its batch attend to their live context, and
+takes their recurrent states one step further. A sample of the attention, and every state of the
+chosen layers, is compared with what is known without the arena (`attention_reference`,
+`attention_states`). A request that leaves is read whole once more.
 
-A page that is moved wrongly, reused too early or looked up in a table that was overwritten under the
-forward shows as a wrong sum or as an unmapped page, naming request, layer and ticket.
+All of it is issued on the forward stream, inside the ticket, so it overlaps the scheduler, and the
+host waits for none of it: results arrive some steps later (`attention_results`). A page moved
+wrongly, reused too early, or looked up in a table that was overwritten under the forward shows as
+a wrong sum, a wrong state or an unmapped token, naming request, layer and ticket.
+
+How fine it is. Inputs are exact (`attention_content`), and scores are small, so that all tokens of
+a context weigh about the same, 1/length. One token whose key and value are another's moves some
+element of the result by about 1/length or more: more than `TOLERANCE` in contexts of up to 30,000;
+a wrong key alone in contexts of up to some 5,000. What is right is off by less than a tenth of it,
+by float32 sums (`error_max` says by how much). How fine states are, `state_tolerance` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.device import forward as kernels
-from bandscope.allocator.plan import BandPlan
-from bandscope.fuzz.workload.hashing import MIX, mix
+from bandscope.allocator.errors import ConfigError
+from bandscope.fuzz.workload.attention_batch import Batch, BatchTables, Span
+from bandscope.fuzz.workload.attention_layers import (
+    Attended,
+    TokenLayer,
+    attend,
+    token_layers,
+    write_tokens,
+)
+from bandscope.fuzz.workload.attention_reference import right_attention
+from bandscope.fuzz.workload.attention_results import Checked, Findings, WrongResult
+from bandscope.fuzz.workload.attention_states import CheckedState, States
+from bandscope.fuzz.workload.uploads import upload
 
-FETCH_STEPS = 64
-MISMATCHES_KEPT = 20
-# bf16 inputs are exact in the reference; what differs is the order of float32 sums.
-TOLERANCE = 5e-3
-QUERY_HEADS_PER_KV_HEAD = 2
-
-
-@dataclass(frozen=True)
-class WrongAttention:
-    """One request of one forward whose attention was wrong, or that met unmapped pages."""
-
-    ticket: int
-    request: int
-    band: str
-    layer: int
-    error: float
-    unmapped: int
-
-    def __str__(self) -> str:
-        return (
-            f"content: ticket {self.ticket}, request {self.request}, band {self.band}, layer "
-            f"{self.layer}: attention off by {self.error:.3g}, {self.unmapped} tokens unmapped"
-        )
-
-
-@dataclass(frozen=True)
-class AttendedLayer:
-    """One layer of a token band: its views, and the shape of its rows."""
-
-    band: BandPlan
-    index: int
-    layer: int
-    keys: torch.Tensor
-    values: torch.Tensor | None
+TOLERANCE = 3e-5
 
 
 @dataclass
 class AttentionForward:
-    """The scheduler's forward. `layers_per_band`: how many layers of each token band take part.
-    `sample_requests` of the batch are attended per step, those with at most `context_max` tokens.
-    `slow` stretches the kernels."""
+    """The scheduler's forward.
+
+    `layers_per_band`: layers of each band that take part, first and last among them.
+    `sample_requests` of the batch, chosen at random, are compared at most, while the allowance of
+    `reference_tokens` of context per step lasts: a longer context is compared all the same, and the
+    steps after it pay its debt. `attend_all`: the others attend to their context too, and must meet
+    no unmapped token and nothing but numbers. `fetch_steps`: steps between two copies of the
+    results to the host. `slow` stretches the kernels (see `allocator.device.forward`).
+
+    None stands for 2 layers, 16,384 tokens and True; on the CPU, where Triton interprets, for 1
+    layer, 64 tokens and False.
+
+    `rows_written`: keys, values and states. `rows_checked`: tokens of context whose attention was
+    compared, times layers, and states.
+    """
 
     arena: Arena
-    layers_per_band: int = 2
+    layers_per_band: int | None = None
     sample_requests: int = 4
-    context_max: int = 8192
+    reference_tokens: int | None = None
+    attend_all: bool | None = None
+    fetch_steps: int = 64
     slow: int = 0
     seed: int = 0
-    rows_written: int = 0
-    rows_checked: int = 0
-    mismatch_count: int = 0
-    mismatches: list[WrongAttention] = field(default_factory=list)
+    rows_written: int = field(default=0, init=False)
+    rows_checked: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._device = self.arena.buffer.device
+        self._where = self.arena.buffer.device
+        _check_interpreter(self._where)
+        on_cpu = self._where.type == "cpu"
+        per_band = self.layers_per_band or (1 if on_cpu else 2)
+        self._tokens_per_step = self.reference_tokens or (64 if on_cpu else 16_384)
+        self._attend_all = not on_cpu if self.attend_all is None else self.attend_all
         self._random = np.random.Generator(np.random.PCG64(self.seed))
-        self._layers = self._choose_layers()
-        # Per attended batch: who it was, the worst error of each request, and its unmapped tokens.
-        self._pending: list[tuple[int, list[int], AttendedLayer, torch.Tensor, torch.Tensor]] = []
+        self._layers = token_layers(self.arena, per_band)
+        self._states = States(self.arena, per_band)
+        self._tables = BatchTables(self.arena)
+        self._findings = Findings()
+        self._allowance = 0  # tokens that may still be compared in this step; below 0: a debt
+        self._ticket = 0
         self._steps = 0
+        # The patterns of states were made on the current stream; forwards run on another.
+        self.arena.device.synchronize()
 
-    def _choose_layers(self) -> list[AttendedLayer]:
-        chosen = []
-        for index, band in enumerate(self.arena.plan.bands):
-            if band.kind == "state":
-                continue
-            layers = sorted({row.layer for row in band.rows})
-            for layer in dict.fromkeys([*layers[: self.layers_per_band - 1], layers[-1]]):
-                names = {row.name for row in band.rows if row.layer == layer}
-                latent = "latent" in names
-                keys = self.arena.view(layer, "latent" if latent else "k")
-                values = None if latent else self.arena.view(layer, "v")
-                chosen.append(AttendedLayer(band, index, layer, keys, values))
-        return chosen
+    @property
+    def mismatch_count(self) -> int:
+        """Wrong results that have arrived so far."""
+        return self._findings.mismatch_count
 
-    # --- the scheduler's forward --------------------------------------------------------------------
+    @property
+    def mismatches(self) -> list[WrongResult]:
+        """The first of them."""
+        return self._findings.mismatches
 
-    def run(self, ticket: int, spans: list[tuple[int, int, int]]) -> None:
-        """Write the spans' rows in every chosen layer, then attend and compare for a sample."""
-        arena = self.arena
-        rows = arena.books.ledger.rows([request for request, _, _ in spans])
-        columns = max(1, int(arena.books.ledger.page_count[rows].max()))
-        short = [number for number, span in enumerate(spans) if span[2] <= self.context_max]
-        sample = sorted(self._random.permutation(short)[: self.sample_requests].tolist())
-        # Everything below is issued on the forward stream, uploads too: nothing else orders them.
-        with arena.device.forward(ticket):
-            table = self._upload(arena.books.ledger.pages[rows, :columns].astype(np.int64))
-            checks: list[Callable[[], None]] = []
+    @property
+    def error_max(self) -> float:
+        """The largest difference of attention that was within the tolerance."""
+        return self._findings.error_max
+
+    # --- the scheduler's forward ------------------------------------------------------------------
+
+    def run(self, ticket: int, spans: list[Span]) -> None:
+        """Write the rows of the spans in every chosen layer, step the states, attend; compare."""
+        device = self.arena.device
+        self._ticket = ticket
+        # Everything, uploads too, inside: on the forward stream, so that it is in order and scratch
+        # memory is not given away under it.
+        with device.forward(ticket):
+            batch = self._tables.batch(spans)
             for layer in self._layers:
-                self._write(ticket, layer, table, spans)
-                if sample:
-                    checks.append(self._attend(ticket, layer, table, spans, sample))
-            tables_read = getattr(arena.device, "tables_read", None)
-            if tables_read is not None:
-                tables_read(ticket)
-            for check in checks:
-                check()
-        self._steps += 1
-        if self._steps % FETCH_STEPS == 0:
-            self.fetch()
+                self._write(layer, batch)
+            self._keep_states(batch.requests.tolist(), self._states.step(batch, self.slow))
+            self.rows_written += len(spans) * len(self._states.rows)
+            order = self._random.permutation(len(spans))
+            compared = self._affordable(batch.stops[order].tolist())
+            chosen = order if self._attend_all else order[:compared]
+            results = self._attend(batch, chosen)
+            _tell_tables_read(device, ticket)  # no kernel after this one reads tables
+            self._compare(batch, chosen, compared, results)
+            self._steps += 1
+            if self._steps % self.fetch_steps == 0:
+                self._findings.send()
+        self._findings.judge(wait=False)
 
     def leaving(self, request: int, tokens: int) -> None:
-        """Nothing is read at the end of a request: the steps checked samples of its context."""
+        """Check all that the request still holds, through the host's tables: pages may have moved
+        since the newest launch, and the device hears of that at the next.
+
+        The reads join the newest ticket, which the pages freed next are stamped with. Where that
+        ticket counts as settled already, the scheduler's next writes are ordered behind the reads.
+        """
+        device = self.arena.device
+        if tokens == 0 or self._ticket == 0:
+            return
+        device.launch(self._ticket)  # behind moves issued since
+        with device.forward(self._ticket):
+            self._keep_states([request], self._states.leaving(request))
+            for layer in self._layers:
+                self._check_leaving(layer, request, tokens)
+        if not self.arena.books.tickets.unsettled:
+            device.order_behind(self._ticket)
 
     def fetch(self) -> None:
-        """Bring the errors of the steps since the last time to the host and name what is wrong."""
-        if not self._pending:
-            return
-        self.arena.device.synchronize()
-        errors = torch.cat([error for _, _, _, error, _ in self._pending]).cpu().numpy()
-        missing = torch.cat([count for _, _, _, _, count in self._pending]).cpu().numpy()
-        owners = [
-            (ticket, request, layer)
-            for ticket, requests, layer, _, _ in self._pending
-            for request in requests
+        """Bring what was found since the last time to the host, and name what is wrong. Waits."""
+        if self._findings:
+            with self.arena.device.forward(self._ticket):
+                self._findings.send()
+        self._findings.judge(wait=True)
+
+    # --- its parts --------------------------------------------------------------------------------
+
+    def _write(self, layer: TokenLayer, batch: Batch) -> None:
+        mirror = self.arena.device.mirror(layer.band_index)
+        unmapped = write_tokens(layer, batch, mirror, self.slow)
+        self.rows_written += batch.positions.numel() * (1 if layer.latent else 2)
+        errors = torch.zeros_like(unmapped, dtype=torch.float64)
+        self._keep(layer, "write", batch.requests.tolist(), errors, unmapped)
+
+    def _attend(self, batch: Batch, chosen: np.ndarray) -> list[Attended]:
+        """Attention of the chosen requests, in every layer."""
+        picked = upload(chosen, self._where)
+        requests, stops = batch.requests_there[picked], batch.stops_there[picked]
+        rows = batch.rows_there[picked]
+        return [
+            attend(
+                layer, requests, stops, self.arena.device.mirror(layer.band_index),
+                batch.page_table, rows, window=layer.band.window_length, slow=self.slow,
+            )  # fmt: skip
+            for layer in self._layers
         ]
-        for place in np.flatnonzero(~(errors <= TOLERANCE) | (missing > 0)).tolist():
-            ticket, request, layer = owners[place]
-            self.mismatch_count += 1
-            if len(self.mismatches) < MISMATCHES_KEPT:
-                self.mismatches.append(
-                    WrongAttention(
-                        ticket, request, layer.band.name, layer.layer,
-                        float(errors[place]), int(missing[place]),
-                    )  # fmt: skip
-                )
-        self._pending = []
 
-    # --- one layer ------------------------------------------------------------------------------------
+    def _affordable(self, lengths: list[int]) -> int:
+        """How many of these contexts are compared in this step, from the first on."""
+        self._allowance = min(self._allowance, 0) + self._tokens_per_step
+        count = 0
+        while count < min(self.sample_requests, len(lengths)) and self._allowance > 0:
+            self._allowance -= lengths[count]
+            count += 1
+        return count
 
-    def _write(
-        self,
-        ticket: int,
-        layer: AttendedLayer,
-        table: torch.Tensor,
-        spans: list[tuple[int, int, int]],
+    def _compare(
+        self, batch: Batch, chosen: np.ndarray, compared: int, results: list[Attended]
     ) -> None:
-        counts = np.array([stop - start for _, start, stop in spans])
-        positions = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
-        requests = np.repeat([request for request, _, _ in spans], counts)
-        on_device = self._upload(
-            np.stack([np.repeat(np.arange(len(spans)), counts), positions, requests])
+        """Compare the first `compared` of the chosen requests; of the others NaN shows."""
+        requests, lengths = batch.requests[chosen].tolist(), batch.stops[chosen].tolist()
+        for layer, attended in zip(self._layers, results, strict=True):
+            # NaN where the arena held no number, otherwise 0.
+            errors = (attended.out.double() * 0).amax(dim=(1, 2))
+            for number in range(compared):
+                length = lengths[number]
+                first = layer.first_attended(length)
+                errors[number] = self._error(
+                    layer, attended, number, requests[number], first, length
+                )
+            self._keep(layer, "attention", requests, errors, attended.unmapped)
+
+    def _check_leaving(self, layer: TokenLayer, request: int, tokens: int) -> None:
+        pages, first_page = self.arena.pages_of(request, layer.band.name)
+        # A window may have been trimmed to what the token after the last one attends to.
+        first = max(layer.first_attended(tokens), first_page * layer.band.page_size)
+        if first == tokens:
+            return
+        there = upload(np.array([request, tokens, 0]), self._where)
+        table = upload(np.concatenate([np.full(first_page, -1), pages])[None, :], self._where)
+        attended = attend(
+            layer, there[:1], there[1:2], None, table.contiguous(), there[2:],
+            window=None if first == 0 else tokens - first,
+        )  # fmt: skip
+        error = self._error(layer, attended, 0, request, first, tokens)
+        self._keep(layer, "attention", [request], error[None], attended.unmapped)
+
+    def _error(
+        self,
+        layer: TokenLayer,
+        attended: Attended,
+        number: int,
+        request: int,
+        first: int,
+        stop: int,
+    ) -> torch.Tensor:
+        """The largest difference of result `number` from what is right, a scalar on the device."""
+        right = right_attention(layer, attended.queries[number], request, first, stop)
+        self.rows_checked += stop - first
+        return (attended.out[number].double() - right).abs().amax()
+
+    def _keep(
+        self,
+        layer: TokenLayer,
+        what: str,
+        requests: list[int],
+        errors: torch.Tensor,
+        unmapped: torch.Tensor,
+    ) -> None:
+        self._findings.keep(
+            Checked(
+                self._ticket, requests, layer.band.name, layer.layer, what, TOLERANCE, errors,
+                unmapped,
+            )  # fmt: skip
         )
-        batch, position, request = on_device[0], on_device[1], on_device[2]
-        unmapped = torch.zeros(len(spans), dtype=torch.int32, device=self._device)
-        kernels.write_rows(
-            layer.keys, layer.values, self.arena.device.mirror(layer.index), table,
-            batch.contiguous(), position.contiguous(),
-            self._tensor(layer.keys, request, position, layer.layer, 1),
-            None if layer.values is None
-            else self._tensor(layer.values, request, position, layer.layer, 2),
-            unmapped=unmapped, slow=self.slow,
-        )  # fmt: skip
-        self.rows_written += positions.size
-        zero = torch.zeros(len(spans), dtype=torch.float64, device=self._device)
-        owners = [request for request, _, _ in spans]
-        self._pending.append((ticket, owners, layer, zero, unmapped))
 
-    def _attend(
-        self,
-        ticket: int,
-        layer: AttendedLayer,
-        table: torch.Tensor,
-        spans: list[tuple[int, int, int]],
-        sample: list[int],
-    ) -> Callable[[], None]:
-        """Launch the attention of the sampled requests; returns the comparison, to be issued after
-        every kernel that reads tables."""
-        requests = [spans[number][0] for number in sample]
-        lengths = [spans[number][2] for number in sample]
-        on_device = self._upload(np.array([sample, requests, lengths]))
-        queries = self._queries(layer, on_device[1], on_device[2])
-        values = layer.keys if layer.values is None else layer.values
-        width = values.shape[-1]
-        out = torch.full((len(sample), queries.shape[1], width), torch.nan, device=self._device)
-        unmapped = torch.zeros(len(sample), dtype=torch.int32, device=self._device)
-        kernels.paged_attention(
-            queries, layer.keys, values, self.arena.device.mirror(layer.index), table,
-            on_device[2].contiguous(), scale=queries.shape[2] ** -0.5, out=out, unmapped=unmapped,
-            window=layer.band.window_length, table_rows=on_device[0].contiguous(), slow=self.slow,
-        )  # fmt: skip
-
-        def compare() -> None:
-            errors = [
-                (out[number].double() - self._reference(layer, queries[number], request, length))
-                .abs()
-                .max()
-                for number, (request, length) in enumerate(zip(requests, lengths, strict=True))
-            ]
-            self.rows_checked += sum(lengths)
-            self._pending.append((ticket, requests, layer, torch.stack(errors), unmapped))
-
-        return compare
-
-    def _reference(
-        self, layer: AttendedLayer, query: torch.Tensor, request: int, length: int
-    ) -> torch.Tensor:
-        """Softmax attention in float64 over keys and values made from the hash: (heads, width)."""
-        first = 0
-        if layer.band.window_length is not None:
-            first = max(0, length - layer.band.window_length)
-        position = torch.arange(first, length, device=self._device)
-        owner = torch.full_like(position, request)
-        keys = self._tensor(layer.keys, owner, position, layer.layer, 1).double()
-        if layer.values is None:
-            keys = keys.unsqueeze(1)
-            values = keys
-        else:
-            values = self._tensor(layer.values, owner, position, layer.layer, 2).double()
-        group = query.shape[0] // keys.shape[1]
-        grouped = query.double().view(keys.shape[1], group, -1)
-        scores = torch.einsum("ngd,tnd->ngt", grouped, keys) * query.shape[1] ** -0.5
-        result = torch.einsum("ngt,tnd->ngd", scores.softmax(dim=2), values)
-        return result.reshape(query.shape[0], -1)
-
-    # --- what the rows hold -------------------------------------------------------------------
-
-    def _tensor(
-        self,
-        view: torch.Tensor,
-        request: torch.Tensor,
-        position: torch.Tensor,
-        layer: int,
-        kind: int,
-    ) -> torch.Tensor:
-        """Rows of tokens `(request[i], position[i])`: values between −1 and 1, of the view's type."""
-        shape = view.shape[2:]
-        token = mix(request * MIX[1] + position * 1_000_003 + layer * 8191 + kind)
-        element = torch.arange(shape.numel(), device=self._device)
-        bits = mix(token[:, None] + element[None, :] * MIX[2]) & 0xFFFF
-        values = bits.to(torch.float32) / 32768 - 1
-        return values.to(view.dtype).view(-1, *shape)
-
-    def _queries(
-        self, layer: AttendedLayer, request: torch.Tensor, length: torch.Tensor
-    ) -> torch.Tensor:
-        """(batch, heads, key width): sharp enough that few keys decide."""
-        kv_heads = layer.keys.shape[2] if layer.values is not None else 1
-        heads = [
-            self._tensor(layer.keys, request, length, layer.layer, 3 + head).view(
-                request.numel(), kv_heads, 1, -1
+    def _keep_states(self, requests: list[int], checked: Iterable[CheckedState]) -> None:
+        for state in checked:
+            row = state.row
+            self._findings.keep(
+                Checked(
+                    self._ticket, requests, row.band.name, row.layer, f"state {row.name}", 0.0,
+                    state.errors, state.unmapped,
+                )  # fmt: skip
             )
-            for head in range(QUERY_HEADS_PER_KV_HEAD)
-        ]
-        queries = torch.cat(heads, dim=2) * 4
-        return queries.reshape(request.numel(), kv_heads * len(heads), -1).contiguous()
+            self.rows_checked += len(requests)
 
-    def _upload(self, numbers: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(numbers))
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+def _check_interpreter(where: torch.device) -> None:
+    on_cpu = where.type == "cpu"
+    if kernels.INTERPRETED != on_cpu:
+        raise ConfigError(
+            f"attention was to be computed on {where.type}, but Triton "
+            f"{'interprets' if kernels.INTERPRETED else 'compiles'} in this process; "
+            f"{'set' if on_cpu else 'unset'} TRITON_INTERPRET{'=1' if on_cpu else ''} before it "
+            "is imported"
+        )
+
+
+def _tell_tables_read(device: Any, ticket: int) -> None:
+    """Where a device can tell a forward's reads of the tables from the rest of it."""
+    if hasattr(device, "tables_read"):
+        device.tables_read(ticket)

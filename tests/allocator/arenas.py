@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bandscope.allocator import events
 from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena, ArenaConfig
 from bandscope.allocator.device.protocol import Device
@@ -65,7 +66,7 @@ def scatter(arena: Arena, rng: random.Random, requests: int = 8) -> list[int]:
     return running
 
 
-class EventLog:
+class EventLog(events.EffectObserver):
     """An observer that keeps all it is told, in order."""
 
     def __init__(self) -> None:
@@ -186,6 +187,25 @@ class RandomEngine:
         for ticket in self.tickets:
             arena.complete(ticket)
         self.running, self.leases, self.tickets = [], [], []
+
+
+def crowded(**options: Any) -> tuple[Arena, EventLog]:
+    """P3, one-token pages: four requests with 1 slot and 2 pages each."""
+    log = EventLog()
+    arena = small_arena(P3, page_size=1, observer=log, compact_hole_share=0.0, **options)
+    for request in range(4):
+        arena.admit(request)
+        arena.extend(request, 2)
+    return arena, log
+
+
+def moved_pages(log: EventLog, band: str) -> set[int]:
+    """Physical pages that any move named, as source or destination."""
+    found: set[int] = set()
+    for event in log.of(events.PageMove):
+        if event.band == band:
+            found |= {*event.sources.tolist(), *event.destinations.tolist()}
+    return found
 
 
 def held_pages(arena: Arena) -> list[tuple[str, int, int, int]]:

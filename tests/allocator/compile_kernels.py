@@ -27,12 +27,44 @@ from bandscope.allocator.device import forward, kernels
 
 I64, I32, F32, P64, P32, F16 = "i64", "i32", "fp32", "*i64", "*i32", "*bf16"
 MOVE = {"arena": P64, "sources": P64, "destinations": P64}
+PF32 = "*fp32"
+ATTENTION = {
+    "query": F16, "key_view": F16, "value_view": F16, "v2p": P64, "page_table": P32,
+    "table_rows": P64, "lengths": P64, "out": PF32, "unmapped": P32,
+    "table_width": I32, "window": I32, "slow": I32, "scale_log2": F32,
+    "key_page_stride": I32, "key_slot_stride": I32, "key_head_stride": I32,
+    "value_page_stride": I32, "value_slot_stride": I32, "value_head_stride": I32,
+}  # fmt: skip
+ROWS = {
+    "key_view": F16, "value_view": F16, "v2p": P64, "page_table": P32, "table_rows": P64,
+    "requests": P64, "positions": P64, "keys": F16, "values": F16, "unmapped": P32,
+    "count": I32, "table_width": I32, "spins": I32,
+    "key_page_stride": I32, "key_slot_stride": I32, "value_page_stride": I32,
+    "value_slot_stride": I32,
+}  # fmt: skip
+STATES = {
+    "view": PF32, "v2p": P64, "slots": P64, "keep": P64, "inputs": PF32, "pattern": PF32,
+    "expected": PF32, "wrong": P32, "worst": P32, "unmapped": P32,
+    "spins": I32, "slot_stride": I32, "elements": I32, "decay": F32, "tolerance": F32,
+}  # fmt: skip
 # Variants that engines meet: (kernel, signature, constants, arguments that are multiples of 16).
 VARIANTS: dict[str, tuple[Any, dict[str, str], dict[str, Any], tuple[str, ...]]] = {
     "move 1 KiB": (
         kernels._move_rows,
         {**MOVE, "count": I32, "page_words": I32},
         {"ROWS": 4, "WORDS": 128, "ALIGN": 16},
+        ("arena", "sources", "destinations", "page_words"),
+    ),
+    "move 1 KiB, pages as int32": (
+        kernels._move_rows,
+        {**MOVE, "sources": P32, "destinations": P32, "count": I32, "page_words": I32},
+        {"ROWS": 4, "WORDS": 128, "ALIGN": 16},
+        ("arena", "sources", "destinations", "page_words"),
+    ),
+    "move 64 KiB, pages as int32": (
+        kernels._move_pieces,
+        {**MOVE, "sources": P32, "destinations": P32, "pieces": I32, "page_words": I32},
+        {"WORDS": 512, "EVEN": True, "ALIGN": 16},
         ("arena", "sources", "destinations", "page_words"),
     ),
     "move 1,152 B": (
@@ -61,12 +93,9 @@ VARIANTS: dict[str, tuple[Any, dict[str, str], dict[str, Any], tuple[str, ...]]]
     ),
     "publish": (
         kernels._publish_rows,
-        {
-            "v2p": P64, "virtual": P64, "physical": P64, "forward_count": I32,
-            "p2v": P64, "pages": P64, "owners": P64, "inverse_count": I32,
-        },
+        {"v2p": P64, "p2v": P64, "virtual": P32, "physical": P32, "count": I32},
         {"BLOCK": 256},
-        (),
+        ("v2p", "p2v", "virtual", "physical"),
     ),
     "translate": (
         kernels._translate_tokens,
@@ -95,13 +124,7 @@ VARIANTS: dict[str, tuple[Any, dict[str, str], dict[str, Any], tuple[str, ...]]]
     ),
     "attention, 64 query and 8 KV heads of 64": (
         forward._paged_attention,
-        {
-            "query": F16, "key_view": F16, "value_view": F16, "v2p": P64, "page_table": P32,
-            "table_rows": P64, "lengths": P64, "out": "*fp32", "unmapped": P32,
-            "table_width": I32, "window": I32, "slow": I32, "scale_log2": F32,
-            "key_page_stride": I32, "key_slot_stride": I32, "key_head_stride": I32,
-            "value_page_stride": I32, "value_slot_stride": I32, "value_head_stride": I32,
-        },
+        ATTENTION,
         {
             "PAGE_SIZE": 16, "KV_HEADS": 8, "GROUP": 8, "KEY_DIM": 64, "VALUE_DIM": 64,
             "HEADS": forward.HEADS_PER_TILE, "TOKENS": forward.TOKENS_PER_TILE,
@@ -110,6 +133,57 @@ VARIANTS: dict[str, tuple[Any, dict[str, str], dict[str, Any], tuple[str, ...]]]
         },
         ("query", "key_view", "value_view", "out", "key_page_stride", "key_slot_stride",
          "key_head_stride", "value_page_stride", "value_slot_stride", "value_head_stride"),
+    ),
+    "attention through physical pages": (
+        forward._paged_attention,
+        {**ATTENTION, "page_table": P64},
+        {
+            "PAGE_SIZE": 16, "KV_HEADS": 8, "GROUP": 4, "KEY_DIM": 64, "VALUE_DIM": 64,
+            "HEADS": forward.HEADS_PER_TILE, "TOKENS": forward.TOKENS_PER_TILE,
+            "KEY_BLOCK": forward.key_block(64), "VALUE_BLOCK": forward.value_block(64),
+            "PHYSICAL": True, "KEY_PRECISION": "tf32",
+        },
+        ("query", "key_view", "value_view", "page_table", "out", "key_page_stride",
+         "key_slot_stride", "key_head_stride", "value_page_stride", "value_slot_stride",
+         "value_head_stride"),
+    ),
+    "write rows of 8 KV heads of 64": (
+        forward._write_rows,
+        ROWS,
+        {
+            "PAGE_SIZE": 16, "KEY_ELEMENTS": 512, "VALUE_ELEMENTS": 512, "TOKENS": 16,
+            "BLOCK": 256, "PHYSICAL": False,
+        },
+        ("key_view", "value_view", "keys", "values", "key_page_stride", "key_slot_stride",
+         "value_page_stride", "value_slot_stride"),
+    ),
+    "write latent rows of 576": (
+        forward._write_rows,
+        ROWS,
+        {
+            "PAGE_SIZE": 64, "KEY_ELEMENTS": 576, "VALUE_ELEMENTS": 0, "TOKENS": 16,
+            "BLOCK": 256, "PHYSICAL": False,
+        },
+        ("key_view", "value_view", "keys", "values", "key_page_stride", "key_slot_stride",
+         "value_page_stride", "value_slot_stride"),
+    ),
+    "step bfloat16 states": (
+        forward._step_states,
+        {**STATES, "view": F16},
+        {"BLOCK": forward.STATE_BLOCK, "CHECK": True, "UPDATE": True, "PHYSICAL": False},
+        ("view", "pattern", "slot_stride", "elements"),
+    ),
+    "step float32 states": (
+        forward._step_states,
+        STATES,
+        {"BLOCK": forward.STATE_BLOCK, "CHECK": True, "UPDATE": True, "PHYSICAL": False},
+        ("view", "pattern", "slot_stride", "elements"),
+    ),
+    "check float32 states": (
+        forward._step_states,
+        STATES,
+        {"BLOCK": forward.STATE_BLOCK, "CHECK": True, "UPDATE": False, "PHYSICAL": True},
+        ("view", "pattern", "slot_stride", "elements"),
     ),
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,11 +59,33 @@ def mirror(device: Device, band: int) -> list[int]:
     return result
 
 
+def inverse_mirror(device: Device, band: int) -> list[int]:
+    rows = device.inverse_mirror(band)
+    assert rows is not None
+    device.synchronize()
+    result: list[int] = rows.cpu().tolist()
+    return result
+
+
+def assert_mirrors_equal_the_books(arena: Arena) -> None:
+    """Both tables of every band, row by row; hence they are inverse of each other."""
+    for band in arena.books.bands:
+        places = band.table.place_of
+        expected = np.where(places >= 0, band.physical(places), -1)
+        assert mirror(arena.device, band.index) == expected.tolist()
+        virtual = band.table.virtual_at
+        inverse = np.full(arena.total_bytes // band.page_bytes, -1)
+        inverse[band.physical(np.arange(virtual.size))] = virtual
+        assert inverse_mirror(arena.device, band.index) == inverse.tolist()
+
+
 def test_memory_starts_zeroed_and_tables_unmapped(device: Device) -> None:
     """A fresh arena shows nothing of whoever had the memory before."""
     assert device.host_waits == 0
     assert bytes_of(device).tolist() == [0] * TOTAL_BYTES
     assert [mirror(device, band) for band in range(3)] == [[-1] * 50, [-1] * 60, [-1] * 5]
+    pages = [TOTAL_BYTES // size for size in PAGE_BYTES]
+    assert [inverse_mirror(device, band) for band in range(3)] == [[-1] * count for count in pages]
 
 
 @pytest.mark.parametrize("band", [0, 1, 2])
@@ -104,15 +127,19 @@ def test_fills_set_every_byte_of_their_pages(device: Device, band: int, value: i
 
 def test_publishing_writes_the_rows_it_names(device: Device) -> None:
     """Later rows replace earlier ones; other rows and other bands keep theirs."""
-    device.publish(0, np.array([3, 49, 0]), np.array([30, 49, -1]))
-    device.publish(0, np.array([3, 4]), np.array([-1, 1 << 40]))
+    device.publish(0, np.array([3, 49, 0, 7]), np.array([30, 49, -1, 8]))
+    device.publish(0, np.array([3, 4, 7, 6]), np.array([-1, 425, 30, 8]))
     device.publish(2, np.array([], np.int64), np.array([], np.int64))
     expected = [-1] * 50
-    expected[49], expected[4] = 49, 1 << 40
+    expected[49], expected[4], expected[7], expected[6] = 49, 425, 30, 8
+    inverse = [-1] * 426
+    inverse[49], inverse[425], inverse[30], inverse[8] = 49, 4, 7, 6
 
     assert mirror(device, 0) == expected
     assert mirror(device, 1) == [-1] * 60
     assert mirror(device, 2) == [-1] * 5
+    assert inverse_mirror(device, 0) == inverse
+    assert set(inverse_mirror(device, 1) + inverse_mirror(device, 2)) == {-1}
 
 
 def test_arguments_may_be_reused_after_the_call(device: Device) -> None:
@@ -164,21 +191,25 @@ def test_batches_larger_than_the_staging_buffer_are_whole(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["cpu", GPU])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_mirrors_equal_the_books_after_a_launch(layout: str, name: str) -> None:
-    """Random operations on a real device: each launch finds every row up to date."""
-    rng = random.Random(f"mirror/{layout}")
-    arena = small_arena(LAYOUTS[layout], page_size=2, device=name, compact_hole_share=0.0)
-    engine = RandomEngine(rng)
-    waits = 0
-    for _ in range(6):
-        for _ in range(20):
-            engine.step(arena)
-        engine.tickets.append(arena.launch(engine.running))
-        assert arena.device.host_waits == waits
-        for band in arena.books.bands:
-            places = band.table.place_of
-            expected = np.where(places >= 0, band.physical(places), -1)
-            assert mirror(arena.device, band.index) == expected.tolist()
-        waits = arena.device.host_waits  # reading the mirrors waited, the arena did not
+    """Random operations on a real device: each launch finds every row of both tables up to date,
+    restored states included."""
+    for seed in range(8 if name == "cpu" else 2):
+        rng = random.Random(f"mirror/{layout}/{seed}")
+        arena = small_arena(LAYOUTS[layout], page_size=2, device=name, compact_hole_share=0.0)
+        engine = RandomEngine(rng)
+        states: list[dict[str, Any]] = []
+        waits = 0
+        for _ in range(8):
+            for _ in range(rng.choice([1, 5, 20])):
+                engine.step(arena)
+            engine.tickets.append(arena.launch(engine.running))
+            assert arena.device.host_waits == waits
+            assert_mirrors_equal_the_books(arena)
+            states.append(arena.snapshot())
+            waits = arena.device.host_waits  # reading the mirrors waited, the arena did not
+        for state in rng.sample(states, 3):
+            arena.restore(state)
+            assert_mirrors_equal_the_books(arena)
 
 
 def test_an_arena_beyond_the_hosts_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +254,8 @@ def test_no_device_keeps_books_and_does_nothing() -> None:
     device.wait(1)
     device.synchronize()
 
-    assert (device.name, device.buffer, device.mirror(0)) == ("none", None, None)
+    assert (device.name, device.buffer) == ("none", None)
+    assert device.mirror(0) is None and device.inverse_mirror(0) is None
     assert device.is_complete(1)
     assert device.host_waits == 0
 
@@ -250,6 +282,38 @@ def test_a_missing_gpu_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatc
         "or use --device cpu"
     )
     assert open_device("auto").name == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("busy", [False, True])
+def test_uploads_of_every_size_arrive_whole(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists that fill, overflow and outrun the upload buffer, also while a stream that is busy keeps
+    every copy waiting, arrive as they were when they were sent."""
+    from bandscope.allocator.device import cuda
+
+    monkeypatch.setattr(cuda, "_UPLOAD_NUMBERS", 256)
+    device = cuda.CudaDevice()
+    device.allocate(1 << 20, [256], [4096])
+    rng = np.random.default_rng(busy)
+    expected = np.full(4096, -1)
+    waits = device.host_waits
+    if busy:
+        with torch.cuda.stream(device.schedule):
+            torch.cuda._sleep(200_000_000)
+    for size in (0, 1, 31, 32, 33, 64, 128, 129, 500, 1, 64, 64, 64, 64, 1, 2, 3, 96, 40, 40, 40):
+        virtual = rng.permutation(4096)[:size]
+        free = np.setdiff1d(np.arange(4096), np.setdiff1d(expected, expected[virtual]))
+        physical = rng.permutation(free)[:size]
+        expected[virtual] = physical
+        device.publish(0, virtual, physical)
+        virtual[:], physical[:] = 7, 7
+
+    assert device.host_waits == waits
+    assert mirror(device, 0) == expected.tolist()
+    inverse = np.full(4096, -1)
+    inverse[expected[expected >= 0]] = np.flatnonzero(expected >= 0)
+    assert inverse_mirror(device, 0) == inverse.tolist()
 
 
 @pytest.mark.gpu

@@ -44,7 +44,10 @@ def numbers(values: object, device: torch.device) -> torch.Tensor:
 
 @pytest.mark.parametrize("page_bytes", PAGE_SIZES)
 @pytest.mark.parametrize("count", [0, 1, 7])
-def test_move_pages(page_bytes: int, count: int, kernel_device: torch.device) -> None:
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_move_pages(
+    page_bytes: int, count: int, dtype: torch.dtype, kernel_device: torch.device
+) -> None:
     """Pages arrive whole, everything else stays, in any order of the moves."""
     pages = 20
     words = random_words(pages * page_bytes, page_bytes, kernel_device)
@@ -53,7 +56,10 @@ def test_move_pages(page_bytes: int, count: int, kernel_device: torch.device) ->
     sources, destinations = order[:count], order[10 : 10 + count]
     expected[destinations] = expected[sources]
     kernels.move_pages(
-        words, numbers(sources, kernel_device), numbers(destinations, kernel_device), page_bytes
+        words,
+        numbers(sources, kernel_device).to(dtype),
+        numbers(destinations, kernel_device).to(dtype),
+        page_bytes,
     )
 
     assert (as_pages(words, page_bytes) == expected).all()
@@ -115,28 +121,71 @@ def test_fill_pages(page_bytes: int, value: int, kernel_device: torch.device) ->
     words = random_words(9 * page_bytes, page_bytes, kernel_device)
     expected = as_pages(words, page_bytes)
     expected[[8, 0, 3]] = value
-    kernels.fill_pages(words, numbers([8, 0, 3], kernel_device), page_bytes, value)
+    kernels.fill_pages(words, numbers([8, 0], kernel_device), page_bytes, value)
+    kernels.fill_pages(words, numbers([3], kernel_device).int(), page_bytes, value)
     kernels.fill_pages(words, numbers([], kernel_device), page_bytes, value)
 
     assert (as_pages(words, page_bytes) == expected).all()
 
 
-@pytest.mark.parametrize("forward", [0, 1, 300])
-@pytest.mark.parametrize("inverse", [0, 1, 700])
-def test_publish_rows(forward: int, inverse: int, kernel_device: torch.device) -> None:
-    """Both tables in one launch; rows that are not named keep their value."""
-    generator = np.random.default_rng(forward + inverse)
-    v2p, p2v = generator.integers(-1, 99, 1000), generator.integers(-1, 99, 900)
-    virtual, pages = generator.permutation(1000)[:forward], generator.permutation(900)[:inverse]
-    physical, owners = generator.integers(-1, 900, forward), generator.integers(-1, 1000, inverse)
-    on_device = [
-        numbers(array, kernel_device) for array in (v2p, virtual, physical, p2v, pages, owners)
-    ]
-    kernels.publish_rows(*on_device)
-    v2p[virtual], p2v[pages] = physical, owners
+def inverse_of(v2p: np.ndarray, pages: int) -> np.ndarray:
+    """p2v of a v2p."""
+    p2v = np.full(pages, -1)
+    p2v[v2p[v2p >= 0]] = np.flatnonzero(v2p >= 0)
+    return p2v
 
-    assert (on_device[0].cpu().numpy() == v2p).all()
-    assert (on_device[3].cpu().numpy() == p2v).all()
+
+def publish(
+    v2p: np.ndarray, virtual: object, physical: object, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Publish rows over consistent tables, and expect consistent tables with these rows."""
+    pages = 900
+    tables = [numbers(v2p, device), numbers(inverse_of(v2p, pages), device)]
+    rows = [numbers(values, device).to(dtype) for values in (virtual, physical)]
+    kernels.publish_rows(*tables, *rows)
+    expected = v2p.copy()
+    expected[np.asarray(virtual, int)] = physical
+
+    assert (tables[0].cpu().numpy() == expected).all()
+    assert (tables[1].cpu().numpy() == inverse_of(expected, pages)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("rows", [0, 1, 2, 300, 700, 1000])
+def test_publish_rows(rows: int, dtype: torch.dtype, kernel_device: torch.device) -> None:
+    """Random rows in random order change hands, appear, vanish or stay; both tables follow."""
+    generator = np.random.default_rng(rows)
+    v2p = np.full(1000, -1)
+    held = generator.permutation(1000)[:600]
+    v2p[held] = generator.permutation(900)[:600]
+    virtual = generator.permutation(1000)[:rows]
+    # Free for the rows: what they hold, and what nobody holds.
+    others = np.setdiff1d(v2p, v2p[virtual])
+    free = generator.permutation(np.setdiff1d(np.arange(900), others))
+    physical = np.where(generator.random(rows) < 0.2, -1, np.resize(free, rows))
+    physical[free.size :] = -1
+    stay = virtual[generator.random(rows) < 0.1] if rows > 2 else virtual[:0]
+    keeps = np.isin(virtual, stay)
+    physical[np.isin(physical, v2p[stay])] = -1
+    physical[keeps] = v2p[virtual[keeps]]
+
+    publish(v2p, virtual, physical, dtype, kernel_device)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_pages_that_change_hands_in_one_batch(
+    backwards: bool, kernel_device: torch.device
+) -> None:
+    """Swaps, rings and chains, within a program and across programs, in either order of the rows."""
+    v2p = np.arange(800)
+    swap = {10: 20, 20: 10, 5: 790, 790: 5}
+    ring = {page: page + 1 for page in range(100, 699)} | {699: 100}
+    chain = {700: 701, 701: 702, 702: 850, 703: -1, 30: 703, 40: -1}
+    stays = {50: 50}
+    for batch in (swap, ring, chain, {**swap, **ring, **chain, **stays}):
+        rows = list(batch.items())[:: -1 if backwards else 1]
+        virtual, physical = zip(*rows, strict=True)
+        publish(v2p, virtual, physical, torch.int32, kernel_device)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

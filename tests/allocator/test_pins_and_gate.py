@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
 
 import pytest
 
 from bandscope.allocator import events
 from bandscope.allocator import operations as ops
-from bandscope.allocator.arena import Arena
 from bandscope.allocator.errors import MisuseError
 from tests.allocator.arenas import (
     LAYOUTS,
@@ -18,114 +16,15 @@ from tests.allocator.arenas import (
     P3,
     EventLog,
     RandomEngine,
+    crowded,
     held_pages,
+    moved_pages,
     nothing_held,
     page_list,
     small_arena,
 )
 
 BANDS = ("mamba", "window_8", "full")
-
-
-def crowded(**options: Any) -> tuple[Arena, EventLog]:
-    """P3, one-token pages: four requests with 1 slot and 2 pages each, then holes from r0 and r2."""
-    log = EventLog()
-    arena = small_arena(P3, page_size=1, observer=log, compact_hole_share=0.0, **options)
-    for request in range(4):
-        arena.admit(request)
-        arena.extend(request, 2)
-    return arena, log
-
-
-def moved_pages(log: EventLog, band: str) -> set[int]:
-    """Physical pages that any move named, as source or destination."""
-    found: set[int] = set()
-    for event in log.of(events.PageMove):
-        if event.band == band:
-            found |= {*event.sources.tolist(), *event.destinations.tolist()}
-    return found
-
-
-@pytest.mark.parametrize("urgent", [False, True])
-@pytest.mark.parametrize("band", BANDS)
-def test_compaction_leaves_pinned_pages_where_they_are(band: str, urgent: bool) -> None:
-    """The outermost page, the one that would move first, stays while it is pinned."""
-    arena, log = crowded()
-    pinned = page_list(arena, 3, band)
-    lease = arena.lease(3, band, 0, len(pinned))
-    arena.release(0)
-    arena.release(2)
-    arena.compact(urgent=urgent)
-
-    assert page_list(arena, 3, band) == pinned
-    assert not moved_pages(log, band) & set(pinned)
-    assert arena.check() == []
-    arena.end_lease(lease)
-    arena.compact(urgent=True)
-    assert all(known.holes == 0 for known in arena.books.bands)
-    assert arena.check() == []
-
-
-def test_relocation_works_around_pinned_pages() -> None:
-    """A float whose pinned page stays may still stretch and shift the rest; the page never moves."""
-    arena, log = crowded()
-    pinned = page_list(arena, 1, "window_8")
-    arena.lease(1, "window_8", 0, 1)
-    for request in itertools.count(10):
-        if not arena.admit(request):
-            break
-
-    assert page_list(arena, 1, "window_8")[0] == pinned[0]
-    assert pinned[0] not in moved_pages(log, "window_8")
-    assert arena.check() == []
-
-
-def test_a_pin_refuses_what_would_have_to_move_it() -> None:
-    """The same demand is refused with reason `pins` while pinned, and served right after."""
-    arena = small_arena(P3, page_size=1)
-    arena.admit(0)
-    arena.extend(0, 2)
-    lease = arena.lease(0, "window_8", 0, 1)
-    start = page_list(arena, 0, "window_8")[0] * arena.books.bands[1].page_bytes
-    slots = (start - arena.plan.sink_bytes) // arena.books.bands[0].page_bytes - 1
-    demand = (slots + 1, 0, 0)
-    assert not arena.serves(demand)
-    before = arena.digest()
-    refused = arena.apply(ops.Reserve(demand))
-
-    assert (refused.ok, refused.reason) == (False, "pins")
-    assert "end a lease, since pinned pages would have to move" in refused.message
-    assert arena.digest() == before
-    assert arena.serves((slots, 0, 0))
-    arena.end_lease(lease)
-    assert arena.serves(demand)
-    assert arena.apply(ops.Reserve(demand)).ok
-
-
-@pytest.mark.parametrize("band", BANDS)
-def test_a_page_freed_under_a_pin_is_not_reused_before_the_pin_ends(band: str) -> None:
-    """It waits as pending, belongs to nobody, takes room, and becomes a hole when the pin ends."""
-    arena, log = crowded()
-    pages = page_list(arena, 1, band)
-    lease = arena.lease(1, band, 0, len(pages))
-    arena.release(1)
-    index = BANDS.index(band)
-
-    assert arena.books.bands[index].pending == len(pages)
-    assert arena.books.pins.deferred[index] == len(pages)
-    assert arena.check() == []
-    for request in range(10, 20):
-        arena.admit(request)
-        arena.extend(request, 1)
-        arena.compact(urgent=request % 2 == 0)
-        assert not set(pages) & set(page_list(arena, request, band))
-        assert arena.check() == []
-        arena.release(request)
-    assert not set(pages) & moved_pages(log, band)
-    arena.end_lease(lease)
-    assert arena.books.bands[index].pending == 0
-    assert arena.books.pins.deferred == [0, 0, 0]
-    assert arena.check() == []
 
 
 def test_a_page_freed_under_a_pin_also_waits_for_launched_work() -> None:
@@ -240,25 +139,6 @@ def test_leases_are_told_to_the_observer_with_holder_and_pages() -> None:
 
 
 # --- the gate --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("urgent", [False, True])
-def test_nothing_moves_while_the_gate_is_closed(urgent: bool) -> None:
-    """Scenario B1: compaction of any kind moves no page of any band; open again, it does."""
-    arena, log = crowded()
-    arena.release(0)
-    arena.release(2)
-    arena.launch([1])
-    arena.set_gate(closed=True)
-    before = {band: page_list(arena, 3, band) for band in BANDS}
-    log.clear()
-
-    assert arena.compact(urgent=urgent) == 0
-    assert log.of(events.PageMove) + log.of(events.Barrier) == []
-    assert {band: page_list(arena, 3, band) for band in BANDS} == before
-    arena.set_gate(closed=False)
-    assert arena.compact(urgent=urgent) > 0
-    assert arena.check() == []
 
 
 def test_a_slot_that_needs_the_float_to_slide_is_refused_at_a_closed_gate() -> None:

@@ -40,7 +40,7 @@ LAYOUTS = {"window": WINDOW, "state": STATE, "both": BOTH, "several windows": SE
 
 
 @dataclass
-class Spy:
+class Spy(events.EffectObserver):
     """An observer and a forward that keep what they saw, and check each step as it comes."""
 
     chunk_tokens: int = 10**9
@@ -50,9 +50,6 @@ class Spy:
     left: list[tuple[int, int]] = field(default_factory=list)
     steps: list[list[tuple[int, int, int]]] = field(default_factory=list)
     prefill_tokens: int = 0
-
-    def before(self, operation: Operation) -> None:
-        """Observer: nothing."""
 
     def after(self, operation: Operation, outcome: Outcome) -> None:
         """Observer: keep what was done; nothing here may ever be illegal."""

@@ -12,7 +12,7 @@ import torch
 
 from bandscope.allocator.arena import Arena, ArenaConfig
 from bandscope.allocator.demand import add, chunk_demand, peak_demand
-from bandscope.allocator.events import Effect, PageMove
+from bandscope.allocator.events import Effect, EffectObserver, PageMove
 from bandscope.allocator.families import declare_model
 from bandscope.allocator.layout import row_view
 from bandscope.allocator.plan import plan_storage
@@ -98,17 +98,11 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Moves:
+class Moves(EffectObserver):
     """An observer that counts moved pages."""
 
     def __init__(self) -> None:
         self.pages = 0
-
-    def before(self, operation: object) -> None:
-        """Nothing."""
-
-    def after(self, operation: object, outcome: object) -> None:
-        """Nothing."""
 
     def effect(self, event: Effect) -> None:
         """Count what moved."""

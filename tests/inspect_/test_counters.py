@@ -27,15 +27,12 @@ LAYOUTS = {
 }
 
 
-class Events:
+class Events(events.EffectObserver):
     """An observer that keeps every event, to count them again another way."""
 
     def __init__(self) -> None:
         self.operations: list[tuple[ops.Operation, ops.Outcome]] = []
         self.effects: list[events.Effect] = []
-
-    def before(self, operation: ops.Operation) -> None:
-        """Nothing."""
 
     def effect(self, event: events.Effect) -> None:
         """Keep it."""
@@ -95,7 +92,7 @@ def test_counters_agree_with_the_arena_at_every_step(name: str) -> None:
     assert sum(counters.barriers.values()) == len(barriers) > 0
     refusals = [e for e in seen.effects if type(e) is events.Refusal]
     assert counters.refusals == Counter(e.reason for e in refusals)
-    assert counters.last_refusal is (refusals[-1] if refusals else None)
+    assert counters.last_refusal == (refusals[-1] if refusals else None)
     done = Counter(
         op.kind if outcome else f"{op.kind} refused: {outcome.reason}"
         for op, outcome in seen.operations
@@ -165,10 +162,10 @@ def test_moves_are_counted_by_kind_and_bytes() -> None:
     counters = Counters()
     for size, urgent in ((2, True), (3, False)):
         pages = np.arange(size)
-        counters.effect(events.PageMove("full", pages, pages, pages + 10, 1000, urgent))
-    counters.effect(events.BandMove("full", (0, 10), (0, 20), "extend"))
-    counters.effect(events.Barrier("settle", 3, "page moves"))
-    counters.effect(events.Publish("full", 4))
+        counters.page_move("full", pages, pages, pages + 10, 1000, urgent)
+    counters.band_move("full", (0, 10), (0, 20), "extend")
+    counters.barrier("settle", 3, "page moves")
+    counters.publish("full", 4)
     band = counters.band("full")
     assert (band.moves_urgent, band.moves_opportunistic) == (2, 3)
     assert (band.move_batches, band.bytes_moved) == (2, 5000)
