@@ -24,11 +24,7 @@ EVENTS_MAGIC, PAGES_MAGIC = b"BNDSCOPE", b"BNDPAGES"
 HEAD = struct.Struct("<8sIIQQQQQI")
 HEAD_CRC = struct.Struct("<I")
 HEAD_BYTES = HEAD.size + HEAD_CRC.size
-# After the head of the events file: where the keyframes are. Sequence, trace clock ns, reserved; CRC.
-SPOT = struct.Struct("<QQII")
-SPOTS_MAX = 168
-RECORDS_START = HEAD_BYTES + SPOTS_MAX * SPOT.size
-PAGES_START = HEAD_BYTES
+RECORDS_START = PAGES_START = HEAD_BYTES
 
 # A record: kind, flags, band, payload bytes, a, b, c, and last of all the number of the record in its
 # segment counted from 1: a record is there when its number is.
@@ -53,7 +49,7 @@ SPARE_BYTES = 4 * RECORD_BYTES
 NO_BAND = 0xFFFF
 NO_VALUE = -(1 << 63)
 
-assert HEAD_BYTES == 64 and RECORDS_START == 4096 and RECORD_BYTES == 32 == RECORD_DTYPE.itemsize
+assert HEAD_BYTES == 64 and RECORD_BYTES == 32 == RECORD_DTYPE.itemsize
 
 
 class Kind(IntEnum):
@@ -125,11 +121,11 @@ _I32 = np.dtype("<i4")
 _I64 = np.dtype("<i8")
 
 
-def crc32(*parts: bytes | memoryview | np.ndarray) -> int:
+def crc32(*parts: bytes | memoryview) -> int:
     """CRC-32 of several parts, one after the other."""
     value = 0
     for part in parts:
-        value = zlib.crc32(part, value)  # type: ignore[arg-type]
+        value = zlib.crc32(part, value)
     return value
 
 

@@ -141,9 +141,6 @@ class Recorder:
         now = _clock() - self._t0
         segment = self._segment
         length = self.payload(payload)
-        if segment.offset >= segment.stop:
-            segment.end_block(length)
-        segment.mark_keyframe(now)
         self.append(Kind.KEYFRAME, 0, form.NO_BAND, length, now, digest, form.crc32(payload))
         self._keyframe_bytes = length
         self._bytes_at_keyframe = segment.used_bytes
@@ -195,6 +192,11 @@ class Recorder:
 
     def _lose(self, *record: int) -> None:
         self.lost += 1
+
+    @property
+    def sequence(self) -> int:
+        """The sequence number of the next event."""
+        return self._segment.sequence
 
     def close(self) -> None:
         """End the trace cleanly and let go of the arena. Closing twice does nothing."""

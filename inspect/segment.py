@@ -27,8 +27,6 @@ from bandscope.inspect.format import (
     RECORD_BYTES,
     RECORDS_START,
     SPARE_BYTES,
-    SPOT,
-    SPOTS_MAX,
     Kind,
     crc32,
 )
@@ -45,7 +43,7 @@ class SegmentWriter:
 
     __slots__ = (
         "_block_offset", "_block_position", "_events_file", "_kept", "_overwritten", "_pages_file",
-        "events", "first_sequence", "full", "offset", "pages", "paths", "position", "spots", "stop",
+        "events", "first_sequence", "full", "offset", "pages", "paths", "position", "stop",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +73,6 @@ class SegmentWriter:
         self.offset = self._block_offset = RECORDS_START
         self.position = self._block_position = PAGES_START
         self.stop = RECORDS_START + (BLOCK - 1) * RECORD_BYTES
-        self.spots = 0
         self.full: TraceError | None = None
         self._kept: tuple | None = None
         self._overwritten = 0
@@ -103,7 +100,7 @@ class SegmentWriter:
             self.end_block(length)
         offset = self.offset
         # The last argument is `number`, spelt out because this runs for every event.
-        _pack_into(self.events, offset, kind, flags, band, length, a, b, c, (offset >> 5) - 127)
+        _pack_into(self.events, offset, kind, flags, band, length, a, b, c, (offset >> 5) - 1)
         self.offset = offset + RECORD_BYTES
 
     def payload(self, data: bytes) -> int:
@@ -137,15 +134,6 @@ class SegmentWriter:
         self.stop = self.offset + (BLOCK - 1) * RECORD_BYTES
         if self.stop + SPARE_BYTES > len(self.events):
             self._grow_events()
-
-    def mark_keyframe(self, clock_ns: int) -> None:
-        """Enter the next record as a keyframe into the table of the head, while there is room (a
-        reader finds the others by their kind)."""
-        if self.spots < SPOTS_MAX:
-            entry = SPOT.pack(self.sequence, clock_ns, 0, 0)[:-4]
-            at = HEAD_BYTES + self.spots * SPOT.size
-            self.events[at : at + SPOT.size] = entry + HEAD_CRC.pack(crc32(entry))
-            self.spots += 1
 
     def finish(self, ending: int) -> None:
         """Write LOST (if any were), TRAILER and the last CHECK, and cut both files to what they hold.

@@ -1,0 +1,251 @@
+"""Opening a trace: live, finished, killed, cut or damaged, all by the same code.
+
+A trace is opened read-only, and its segments are looked at one at a time, so memory stays bounded.
+Nothing of what is wrong with a file raises an error later than here: it is listed in `damages`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bandscope.allocator.errors import TraceError
+from bandscope.inspect import registry
+from bandscope.inspect.format import (
+    CLEAN,
+    ENDINGS,
+    FORMAT_VERSION,
+    HEADER_NAME,
+    RECORDS_START,
+    Kind,
+)
+from bandscope.inspect.header import open_header
+from bandscope.inspect.sealing import SEALED_SUFFIX
+from bandscope.inspect.segment_reader import Damage, SegmentReader
+
+_SEGMENTS_KEPT = 3
+
+
+class Trace:
+    """A trace in the directory `path`.
+
+    `header`: the recorder's (see `header.make_header`). `start`, `stop`: the sequence numbers
+    `[start, stop)` that are there; start is above 0 where a ring overwrote the oldest. Raises
+    `TraceError` when there is nothing that could be shown.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._damages: dict[int, list[Damage]] = {}
+        self._cache: OrderedDict[int, SegmentReader] = OrderedDict()
+        self.header_damage: Damage | None = None
+        self._segments = self._list_segments()
+        self.header = self._read_header()
+        if self.header["format"] != FORMAT_VERSION:
+            raise TraceError(
+                f"trace {self.path} has format {self.header['format']}, but this version reads format "
+                f"{FORMAT_VERSION}; open it with the version that wrote it "
+                f"({self.header.get('versions', {}).get('bandscope')})"
+            )
+        self._starts: list[int] = []
+        self._clocks: list[int] = []
+        self.stop = 0
+        self.refresh()
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    def _list_segments(self) -> list[int]:
+        if not self.path.is_dir():
+            raise TraceError(
+                f"{self.path} is no trace: a trace is a folder that holds {HEADER_NAME}; record one "
+                "with `bandscope run --record NAME`"
+            )
+        names = (name.removesuffix(SEALED_SUFFIX) for name in os.listdir(self.path))
+        return sorted({int(n[:-7]) for n in names if n.endswith(".events") and n[:-7].isdigit()})
+
+    def _read_header(self) -> dict[str, Any]:
+        path = self.path / HEADER_NAME
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            data = b""
+            what = f"the header cannot be read ({error.strerror})"
+        else:
+            try:
+                return open_header(data)
+            except ValueError as error:
+                what = f"the header is damaged ({error}); a copy in a segment is used"
+        self.header_damage = Damage(HEADER_NAME, 0, len(data), what)
+        for segment in self._segments:
+            reader = SegmentReader(self.path, segment)
+            for index in reader.find(Kind.HEADER).tolist():
+                try:
+                    return open_header(reader.payload(index))
+                except ValueError:
+                    continue
+        raise TraceError(
+            f"nothing can be read of trace {self.path}: its header is missing or damaged, and no "
+            "segment holds a sound copy; record again with `bandscope run --record NAME`"
+        )
+
+    def refresh(self) -> int:
+        """Look again at a trace that grows; returns how many events came."""
+        before = self.stop if self._starts else 0
+        self._segments = self._list_segments()
+        if not self._segments:
+            raise TraceError(
+                f"trace {self.path} holds no events: nothing was recorded; was the recorder attached "
+                "before the arena was used?"
+            )
+        for segment in [known for known in self._cache if known >= self._segments[-1] - 1]:
+            del self._cache[segment]  # it may have grown
+        self._starts, self._clocks = [], []
+        follows = 0
+        for segment in self._segments[:-1]:
+            first, clock = self._head_of(segment, follows)
+            self._starts.append(first)
+            self._clocks.append(clock)
+            follows = first
+        last = self.segment(self._segments[-1], follows)
+        self._starts.append(last.first_sequence)
+        self._clocks.append(last.clock_ns)
+        self.stop = last.stop_sequence
+        return self.stop - before
+
+    def _head_of(self, segment: int, follows: int) -> tuple[int, int]:
+        """First sequence and clock of a segment, without reading its records where it is sound."""
+        reader = self._cache.get(segment)
+        if reader is None:
+            reader = self.segment(segment, follows)
+        return reader.first_sequence, reader.clock_ns
+
+    @property
+    def start(self) -> int:
+        """The sequence of the first event that is there."""
+        return self._starts[0]
+
+    @property
+    def damages(self) -> list[Damage]:
+        """All that cannot be used. Looks at every segment."""
+        found = [self.header_damage] if self.header_damage is not None else []
+        previous = None
+        for segment in self._segments:
+            if previous is not None and segment != previous + 1:
+                name = f"{previous + 1:06}.events"
+                found.append(Damage(name, 0, 0, f"{segment - previous - 1} segments are missing"))
+            if segment not in self._damages:
+                self.segment(segment)
+            found += self._damages[segment]
+            previous = segment
+        return found
+
+    @property
+    def ending(self) -> str:
+        """How the trace ends: `clean`, `disk full`, `recording stopped`, `running`, `killed` (the
+        process is gone, the files are as it left them) or `truncated` (a file is cut)."""
+        last = self.segment(self._segments[-1])
+        trailers = last.find(Kind.TRAILER)
+        if trailers.size and int(trailers[-1]) >= len(last) - 2 and not last.unchecked:
+            flags = int(last.records["flags"][trailers[-1]])
+            if flags == CLEAN or flags >= len(ENDINGS):
+                return ENDINGS[CLEAN]
+            return ENDINGS[flags]
+        if last.cut or len(last) == 0:
+            return "truncated"
+        mine = self.path.resolve()
+        alive = any(entry.trace == mine for entry in registry.running())
+        return "running" if alive else "killed"
+
+    @property
+    def lost(self) -> int:
+        """Events that a ring overwrote or a full disk swallowed."""
+        lost = 0
+        for segment in self._segments:
+            reader = self.segment(segment)
+            for index in reader.find(Kind.LOST).tolist():
+                lost = max(lost, int(reader.records["a"][index]))
+        return lost
+
+    # --- segments and events ------------------------------------------------------------------------
+
+    def segment(self, number: int, assumed_sequence: int = 0) -> SegmentReader:
+        """A segment by its number; the last few are kept open."""
+        reader = self._cache.get(number)
+        if reader is None:
+            reader = SegmentReader(self.path, number, assumed_sequence)
+            self._damages[number] = reader.damages
+            self._cache[number] = reader
+            while len(self._cache) > _SEGMENTS_KEPT:
+                self._cache.popitem(last=False)
+        else:
+            self._cache.move_to_end(number)
+        return reader
+
+    def segments(self, start: int | None = None, stop: int | None = None) -> Iterator[SegmentReader]:
+        """The segments that hold events `[start, stop)`, in order."""
+        start = self.start if start is None else start
+        stop = self.stop if stop is None else stop
+        first = max(0, int(np.searchsorted(self._starts, start, side="right")) - 1)
+        for number, begin in zip(self._segments[first:], self._starts[first:], strict=True):
+            if begin >= stop:
+                break
+            yield self.segment(number)
+
+    def segment_of(self, sequence: int) -> SegmentReader:
+        """The segment that holds an event."""
+        if not self.start <= sequence < self.stop:
+            raise TraceError(
+                f"event {sequence:,} was asked for, but trace {self.path} holds events "
+                f"{self.start:,} to {self.stop - 1:,}"
+            )
+        index = int(np.searchsorted(self._starts, sequence, side="right")) - 1
+        return self.segment(self._segments[index])
+
+    def sequence_at(self, time_ns: int) -> int:
+        """The first event at or after a time on the trace's clock (ns since recording began)."""
+        index = max(0, int(np.searchsorted(self._clocks, time_ns, side="right")) - 1)
+        reader = self.segment(self._segments[index])
+        kinds = reader.records["kind"]
+        timed = np.flatnonzero((kinds >= Kind.ADMIT) & (kinds <= Kind.OUTCOME) & reader.good)
+        later = timed[reader.records["a"][timed] >= time_ns]
+        return reader.first_sequence + int(later[0]) if later.size else reader.stop_sequence
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files of the trace that are used."""
+        total = 0
+        for entry in os.scandir(self.path):
+            total += entry.stat().st_size
+        last = self.segment(self._segments[-1])
+        if not last.cut:  # room set aside for what is to come does not count
+            total -= last.paths[0].stat().st_size - RECORDS_START - 32 * len(last)
+        return total
+
+
+def open_trace(path: str | Path) -> Trace:
+    """Open `NAME.trace`, or `NAME` where that is meant."""
+    path = Path(path)
+    if not path.exists() and path.with_name(path.name + ".trace").is_dir():
+        path = path.with_name(path.name + ".trace")
+    return Trace(path)
+
+
+def as_json(value: Any) -> str:
+    """JSON of events and reports: arrays as lists, paths as text."""
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
