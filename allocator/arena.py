@@ -296,7 +296,8 @@ class Arena:
 
 class LeasedBytes:
     """The pages of one lease as bytes. Every access asks whether the lease is still held, so a view
-    that outlives its lease raises `MisuseError` instead of reading somebody else's page."""
+    that outlives its lease raises `MisuseError` instead of reading somebody else's page. On a GPU,
+    copy inside `arena.device.copying()`, which follows the moves, fills and forwards before it."""
 
     def __init__(self, arena: Arena, number: int) -> None:
         self._arena = arena

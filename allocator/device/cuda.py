@@ -165,6 +165,14 @@ class CudaDevice:
                 del self._done[old]
                 self._read.pop(old, None)
 
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        self.issue_fills()
+        self.copies.wait_stream(self.schedule)
+        self.copies.wait_stream(self.forwards)
+        with torch.cuda.stream(self.copies):
+            yield
+
     def tables_read(self, ticket: int) -> None:
         """The forward has read its tables: call inside `forward` to allow the fine barrier."""
         event = torch.cuda.Event()

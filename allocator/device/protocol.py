@@ -71,6 +71,10 @@ class Device(Protocol):
         """Run the forward's own work inside this context: on the forward stream, in order, before the
         next call to the arena (a barrier orders what has been issued)."""
 
+    def copying(self) -> AbstractContextManager[None]:
+        """Run a lease holder's copies inside this context: on the copy stream, after everything issued
+        and launched so far. The holder ends its lease when they have completed."""
+
     def is_complete(self, ticket: int) -> bool:
         """True when the ticket's work has completed; never waits."""
 

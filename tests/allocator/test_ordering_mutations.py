@@ -367,6 +367,18 @@ MUTATIONS = [
         "rows_are_written_after_the_table_reads_of_every_forward",
     ),
     Mutation(
+        7,
+        "a holder's copy does not follow the schedule stream",
+        (("device/cuda.py", "self.copies.wait_stream(self.schedule)", "pass"),),
+        "a_holders_copy_follows_all_that_was_issued",
+    ),
+    Mutation(
+        7,
+        "a holder's copy does not follow the forwards",
+        (("device/cuda.py", "self.copies.wait_stream(self.forwards)", "pass"),),
+        "a_holders_copy_follows_the_forwards",
+    ),
+    Mutation(
         8,
         "the fine barrier waits for no event",
         (("device/cuda.py", "self.schedule.wait_event(read)", "pass"),),

@@ -592,6 +592,42 @@ def test_row7_relocation_works_around_pinned_pages(holder: int) -> None:
     assert arena.check() == []
 
 
+def test_row7_a_holders_copy_follows_all_that_was_issued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease holder's copy comes after the fills, moves and forwards that wrote the pages it reads."""
+    run = PaperRun(monkeypatch, P3, page_size=1, hand_out="zero")
+    arena = run.arena
+    for request in range(3):
+        arena.admit(request)
+        arena.extend(request, 2)
+    run.forward([0, 1, 2])
+    arena.release(0)
+    assert arena.compact(urgent=True)  # behind the forward, by a barrier
+    arena.extend(2, 1)
+    arena.lease(2, "full", 0, 3, purpose="host copy")
+    pages, _ = arena.pages_of(2, "full")
+    with run.device.copying():
+        run.issue("copy", run._units(BANDS.index("full"), pages), ())
+
+    assert run.ordered_conflicts("move", "copy")
+    assert run.ordered_conflicts("fill", "copy")
+    assert run.races() == []
+
+
+def test_row7_a_holders_copy_follows_the_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease holder's copy comes after the forward in flight that writes the pages it reads."""
+    run = PaperRun(monkeypatch, P3, page_size=1)
+    run.arena.admit(0)
+    run.arena.extend(0, 2)
+    run.forward([0])
+    run.arena.lease(0, "full", 0, 2, purpose="host copy")
+    pages, _ = run.arena.pages_of(0, "full")
+    with run.device.copying():
+        run.issue("copy", run._units(BANDS.index("full"), pages), ())
+
+    assert run.ordered_conflicts("forward 1", "copy")
+    assert run.races() == []
+
+
 @pytest.mark.parametrize("band", BANDS)
 def test_row7_a_page_freed_under_a_pin_is_not_reused_before_the_pin_ends(band: str) -> None:
     """It waits as pending, belongs to nobody, takes room, and becomes a hole when the pin ends."""
