@@ -17,6 +17,8 @@ from bandscope.inspect.operation_codec import decode_operation
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.segment_reader import SegmentReader
 
+_KIND, _FLAGS, _A, _C = (form.RECORD_DTYPE.names.index(name) for name in ("kind", "flags", "a", "c"))
+
 
 @dataclass(frozen=True)
 class Note:
@@ -80,6 +82,8 @@ class Decoder:
         self.band_names = band_names
         self.page_bytes = page_bytes
         self._stacks: dict[int, str] | None = None
+        self._batch_index = -1  # of the batch that was read last
+        self._batch: tuple[int, ...] = ()
 
     def body(self, index: int) -> Body | None:
         """The object of record `index`; None for what only the format needs (texts, checksums) and
@@ -92,20 +96,24 @@ class Decoder:
 
     def batch(self, index: int) -> tuple[int, ...]:
         """The requests of a DECODE, TRIM_WINDOW or LAUNCH record."""
-        record = self.segment.records[index]
-        if int(record["flags"]) & form.SAME_BATCH:
-            index = int(record["c"]) - 1
+        record = self.segment.records[index].item()
+        if record[_FLAGS] & form.SAME_BATCH:
+            index = record[_C] - 1
+            if index == self._batch_index:
+                return self._batch
             if not self.segment.good[index]:
                 raise ValueError("the batch lies in a damaged part")
-        lists = unpack_lists(self.segment.payload(index))
-        return tuple(lists[0].tolist()) if lists else ()
+        self._batch = form.unpack_numbers(self.segment.payload(index))
+        self._batch_index = index
+        return self._batch
 
     def pages(self, index: int) -> list[np.ndarray]:
         """The page lists of a record; of an inline one as lists of one page."""
-        kind, flags, _, _, a, _, _, _ = self.segment.records[index].tolist()
-        if not flags & form.INLINE:
+        record = self.segment.records[index].item()
+        if not record[_FLAGS] & form.INLINE:
             return unpack_lists(self.segment.payload(index))
-        if kind == Kind.LEASE_BEGIN:
+        a = record[_A]
+        if record[_KIND] == Kind.LEASE_BEGIN:
             return [np.array([a >> 32]), np.array([a & 0xFFFFFFFF])]
         return [np.array([a])]
 

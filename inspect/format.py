@@ -146,7 +146,12 @@ def pack_list(values: np.ndarray) -> bytes:
                 runs[:, 0] = values[edges[:-1]]
                 runs[:, 1] = edges[1:] - edges[:-1]
                 return _LIST.pack(_RUNS << 30 | count) + _LIST.pack(len(runs)) + runs.tobytes()
-    return _LIST.pack(count) + values.astype(_I32).tobytes()
+        return _LIST.pack(count) + values.astype(_I32).tobytes()
+    return _SHORT[count](count, *values.tolist())
+
+
+# A short list is packed quicker number by number than through an array.
+_SHORT = [struct.Struct(f"<I{count}i").pack for count in range(_RUNS_FROM)]
 
 
 def pack_numbers(numbers: Sequence[int]) -> bytes:
@@ -157,6 +162,18 @@ def pack_numbers(numbers: Sequence[int]) -> bytes:
         return struct.pack(f"<I{count}i", count, *numbers)
     except struct.error:
         return struct.pack(f"<I{count}q", _WIDE << 30 | count, *numbers)
+
+
+def unpack_numbers(payload: bytes) -> tuple[int, ...]:
+    """The inverse of `pack_numbers`. `ValueError` when it is none."""
+    if len(payload) < 4:
+        raise ValueError("a list of numbers is cut off")
+    (word,) = _LIST.unpack_from(payload)
+    count = word & _COUNT_MAX
+    try:
+        return struct.unpack_from(f"<{count}{'q' if word >> 30 == _WIDE else 'i'}", payload, 4)
+    except struct.error as error:
+        raise ValueError(f"a list of {count} numbers is cut off") from error
 
 
 def unpack_lists(payload: bytes | memoryview) -> list[np.ndarray]:

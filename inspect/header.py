@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bandscope.allocator.arena import Arena
+from bandscope.allocator.errors import TraceError
+from bandscope.inspect import registry
 from bandscope.inspect.format import FORMAT_VERSION, HEADER_NAME
 
 _PACKAGES = ("bandscope", "numpy", "torch", "triton", "zstandard")
@@ -30,6 +32,7 @@ def make_header(
         "trace_id": f"{trace_id:016x}",
         "rank": rank,
         "pid": os.getpid(),
+        "birth": registry.birth(os.getpid()),
         "command": sys.argv,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "wall_ns": time.time_ns(),
@@ -90,8 +93,14 @@ def open_header(data: bytes) -> dict[str, Any]:
 def write_header(directory: Path, header: dict[str, Any]) -> None:
     """Write `trace.json`, whole or not at all."""
     draft = directory / f"{HEADER_NAME}.new"
-    draft.write_bytes(seal_header(header))
-    os.replace(draft, directory / HEADER_NAME)
+    try:
+        draft.write_bytes(seal_header(header))
+        os.replace(draft, directory / HEADER_NAME)
+    except OSError as error:
+        raise TraceError(
+            f"{directory / HEADER_NAME} could not be written ({error.strerror}); free space, or record "
+            "to another folder"
+        ) from error
 
 
 def _version(package: str) -> str | None:

@@ -17,8 +17,6 @@ from bandscope.inspect.format import CLOSED, NO_BAND, URGENT, Kind
 if TYPE_CHECKING:
     from bandscope.inspect.recorder import Recorder
 
-_U32 = 1 << 32
-_I64 = 1 << 63
 _BY_NAME = {kind.__name__: kind for kind in Operation.__subclasses__()}
 
 
@@ -31,76 +29,66 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else repr(value)
 
 
-def encode_operation(recorder: Recorder, operation: Operation, now: int) -> None:
-    """Write an operation down, tried at `now`. Never fails: what fits no record becomes JSON."""
-    encoder = _ENCODERS.get(type(operation))
-    if encoder is None or not encoder(recorder, operation, now):
-        told = {item.name: getattr(operation, item.name) for item in fields(operation)}
-        data = as_json({"kind": operation.kind, **told})
-        recorder.append(Kind.OPERATION, 0, NO_BAND, recorder.payload(data), now, 0, 0)
+def encode_as_json(recorder: Recorder, operation: Operation, now: int) -> None:
+    """Write any operation down as JSON: the rare ones, and those whose numbers fit no record."""
+    told = {item.name: getattr(operation, item.name) for item in fields(operation)}
+    data = as_json({"kind": operation.kind, **told})
+    recorder.append(Kind.OPERATION, 0, NO_BAND, recorder.payload(data), now, 0, 0)
 
 
-def _admit(recorder: Recorder, op: ops.Admit, now: int) -> bool:
-    if not (0 <= op.request < _I64 and 0 <= op.state_slots < _U32):
-        return False
-    recorder.append(Kind.ADMIT, 0, 0, 0, now, op.request, op.state_slots)
-    return True
+def _admit(recorder: Recorder, op: ops.Admit, now: int) -> None:
+    recorder.append(_ADMIT, 0, 0, 0, now, op.request, op.state_slots)
 
 
-def _extend(recorder: Recorder, op: ops.Extend, now: int) -> bool:
-    if not (0 <= op.request < _I64 and 0 <= op.tokens < _U32):
-        return False
-    recorder.append(Kind.EXTEND, 0, 0, 0, now, op.request, op.tokens)
-    return True
+def _extend(recorder: Recorder, op: ops.Extend, now: int) -> None:
+    recorder.append(_EXTEND, 0, 0, 0, now, op.request, op.tokens)
 
 
-def _release(recorder: Recorder, op: ops.Release, now: int) -> bool:
-    if not 0 <= op.request < _I64:
-        return False
-    recorder.append(Kind.RELEASE, 0, 0, 0, now, op.request, recorder.text(op.why))
-    return True
+def _release(recorder: Recorder, op: ops.Release, now: int) -> None:
+    recorder.append(_RELEASE, 0, 0, 0, now, op.request, recorder.text(op.why))
 
 
-def _complete(recorder: Recorder, op: ops.Complete, now: int) -> bool:
-    if not 0 <= op.ticket < _I64:
-        return False
-    recorder.append(Kind.COMPLETE, 0, 0, 0, now, op.ticket, 0)
-    return True
+def _complete(recorder: Recorder, op: ops.Complete, now: int) -> None:
+    recorder.append(_COMPLETE, 0, 0, 0, now, op.ticket, 0)
 
 
-def _compact(recorder: Recorder, op: ops.Compact, now: int) -> bool:
+def _compact(recorder: Recorder, op: ops.Compact, now: int) -> None:
+    if op.max_moves is not None and op.max_moves < 0:  # −1 means none given
+        raise ValueError
     moves = -1 if op.max_moves is None else op.max_moves
-    if not -1 <= moves < _I64 or (op.max_moves is not None and moves < 0):
-        return False
-    recorder.append(Kind.COMPACT, URGENT if op.urgent else 0, 0, 0, now, moves, 0)
-    return True
+    recorder.append(_COMPACT, URGENT if op.urgent else 0, 0, 0, now, moves, 0)
 
 
-def _set_gate(recorder: Recorder, op: ops.SetGate, now: int) -> bool:
-    recorder.append(Kind.SET_GATE, CLOSED if op.closed else 0, 0, 0, now, 0, 0)
-    return True
+def _set_gate(recorder: Recorder, op: ops.SetGate, now: int) -> None:
+    recorder.append(_SET_GATE, CLOSED if op.closed else 0, 0, 0, now, 0, 0)
 
 
-def _batch(kind: Kind) -> Callable[[Recorder, Any, int], bool]:
-    code = int(kind)
-
-    def encode(recorder: Recorder, op: Any, now: int) -> bool:
-        try:
-            recorder.batch(code, op.requests, now)
-        except (struct.error, TypeError):  # not numbers of 64 bits
-            return False
-        return True
-
-    return encode
+def _decode(recorder: Recorder, op: ops.Decode, now: int) -> None:
+    recorder.batch(_DECODE, op.requests, now)
 
 
-_ENCODERS: dict[type, Callable[[Recorder, Any, int], bool]] = {
+def _trim_window(recorder: Recorder, op: ops.TrimWindow, now: int) -> None:
+    recorder.batch(_TRIM_WINDOW, op.requests, now)
+
+
+def _launch(recorder: Recorder, op: ops.Launch, now: int) -> None:
+    recorder.batch(_LAUNCH, op.requests, now)
+
+
+# Plain integers: looking up a member of an enumeration costs as much as writing a field.
+_ADMIT, _EXTEND, _RELEASE = int(Kind.ADMIT), int(Kind.EXTEND), int(Kind.RELEASE)
+_COMPLETE, _COMPACT, _SET_GATE = int(Kind.COMPLETE), int(Kind.COMPACT), int(Kind.SET_GATE)
+_DECODE, _TRIM_WINDOW, _LAUNCH = int(Kind.DECODE), int(Kind.TRIM_WINDOW), int(Kind.LAUNCH)
+
+# What an encoder raises when a number fits no record; nothing was written then.
+UNFIT = (struct.error, TypeError, ValueError)
+ENCODERS: dict[type, Callable[[Recorder, Any, int], None]] = {
     ops.Admit: _admit,
     ops.Extend: _extend,
-    ops.Decode: _batch(Kind.DECODE),
-    ops.TrimWindow: _batch(Kind.TRIM_WINDOW),
+    ops.Decode: _decode,
+    ops.TrimWindow: _trim_window,
     ops.Release: _release,
-    ops.Launch: _batch(Kind.LAUNCH),
+    ops.Launch: _launch,
     ops.Complete: _complete,
     ops.Compact: _compact,
     ops.SetGate: _set_gate,

@@ -18,18 +18,20 @@ import numpy as np
 from bandscope.allocator.errors import TraceError
 from bandscope.inspect import registry
 from bandscope.inspect.format import (
-    CLEAN,
+    CONTINUED,
     ENDINGS,
     FORMAT_VERSION,
     HEADER_NAME,
+    RECORD_BYTES,
     RECORDS_START,
     Kind,
 )
 from bandscope.inspect.header import open_header
 from bandscope.inspect.sealing import SEALED_SUFFIX
-from bandscope.inspect.segment_reader import Damage, SegmentReader
+from bandscope.inspect.segment_reader import Damage, SegmentReader, peek
 
 _SEGMENTS_KEPT = 3
+_TRIES = 8
 
 
 class Trace:
@@ -42,10 +44,12 @@ class Trace:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._damages: dict[int, list[Damage]] = {}
+        self._damages: dict[int, tuple[list[Damage], int]] = {}  # and one past the last event
+        self._finished: set[int] = set()
+        self._heads: dict[int, tuple[int, int]] = {}  # first sequence and clock
         self._cache: OrderedDict[int, SegmentReader] = OrderedDict()
         self.header_damage: Damage | None = None
-        self._segments = self._list_segments()
+        self._segments: list[int] = []
         self.header = self._read_header()
         if self.header["format"] != FORMAT_VERSION:
             raise TraceError(
@@ -66,8 +70,14 @@ class Trace:
                 f"{self.path} is no trace: a trace is a folder that holds {HEADER_NAME}; record one "
                 "with `bandscope run --record NAME`"
             )
-        names = (name.removesuffix(SEALED_SUFFIX) for name in os.listdir(self.path))
-        return sorted({int(n[:-7]) for n in names if n.endswith(".events") and n[:-7].isdigit()})
+        names = [name.removesuffix(SEALED_SUFFIX) for name in os.listdir(self.path)]
+        events, pages = (
+            {int(n[:6]) for n in names if n[6:] == suffix and n[:6].isdigit()}
+            for suffix in (".events", ".pages")
+        )
+        # Of a segment that the ring is about to overwrite, its pages may still be there.
+        first = min(events, default=0)
+        return sorted(events | {number for number in pages if number >= first})
 
     def _read_header(self) -> dict[str, Any]:
         path = self.path / HEADER_NAME
@@ -82,7 +92,7 @@ class Trace:
             except ValueError as error:
                 what = f"the header is damaged ({error}); a copy in a segment is used"
         self.header_damage = Damage(HEADER_NAME, 0, len(data), what)
-        for segment in self._segments:
+        for segment in self._list_segments():
             reader = SegmentReader(self.path, segment)
             for index in reader.find(Kind.HEADER).tolist():
                 try:
@@ -97,33 +107,50 @@ class Trace:
     def refresh(self) -> int:
         """Look again at a trace that grows; returns how many events came."""
         before = self.stop if self._starts else 0
-        self._segments = self._list_segments()
+        # What had not been finished may have grown.
+        for number in [n for n, reader in self._cache.items() if reader.ending is None]:
+            del self._cache[number]
+        self._damages = {n: found for n, found in self._damages.items() if n in self._finished}
+        for attempt in range(_TRIES):
+            try:
+                self._look()
+                break
+            except FileNotFoundError:  # the ring overwrote a segment while it was looked at, or
+                if attempt == _TRIES - 1:  # it is lacking
+                    self._look(lacking=True)
         if not self._segments:
             raise TraceError(
                 f"trace {self.path} holds no events: nothing was recorded; was the recorder attached "
                 "before the arena was used?"
             )
-        for segment in [known for known in self._cache if known >= self._segments[-1] - 1]:
-            del self._cache[segment]  # it may have grown
-        self._starts, self._clocks = [], []
-        follows = 0
-        for segment in self._segments[:-1]:
-            first, clock = self._head_of(segment, follows)
-            self._starts.append(first)
-            self._clocks.append(clock)
-            follows = first
-        last = self.segment(self._segments[-1], follows)
-        self._starts.append(last.first_sequence)
-        self._clocks.append(last.clock_ns)
-        self.stop = last.stop_sequence
+        self.stop = self.segment(self._segments[-1]).stop_sequence
         return self.stop - before
 
-    def _head_of(self, segment: int, follows: int) -> tuple[int, int]:
-        """First sequence and clock of a segment, without reading its records where it is sound."""
-        reader = self._cache.get(segment)
-        if reader is None:
-            reader = self.segment(segment, follows)
-        return reader.first_sequence, reader.clock_ns
+    def _look(self, lacking: bool = False) -> None:
+        """Which segments there are and where each begins, by their heads where these are sound.
+        `FileNotFoundError` when one is not there, unless it may be `lacking`."""
+        self._segments, self._starts, self._clocks = [], [], []
+        numbers = self._list_segments()
+        self._heads = {n: head for n, head in self._heads.items() if n in numbers}
+        for number in numbers:
+            if number not in self._heads:
+                sure = number != numbers[-1] and not lacking
+                head = peek(self.path, number) if sure else None
+                if head is None:
+                    reader = self._open(number, self._follows())
+                    if reader.missing and sure:
+                        raise FileNotFoundError
+                    if not reader.begun:
+                        continue
+                    head = reader.first_sequence, reader.clock_ns
+                self._heads[number] = head
+            self._segments.append(number)
+            self._starts.append(self._heads[number][0])
+            self._clocks.append(self._heads[number][1])
+
+    def _follows(self) -> int:
+        """The sequence after the segments looked at so far."""
+        return self.segment(self._segments[-1]).stop_sequence if self._segments else 0
 
     @property
     def start(self) -> int:
@@ -134,33 +161,40 @@ class Trace:
     def damages(self) -> list[Damage]:
         """All that cannot be used. Looks at every segment."""
         found = [self.header_damage] if self.header_damage is not None else []
-        previous = None
-        for segment in self._segments:
-            if previous is not None and segment != previous + 1:
-                name = f"{previous + 1:06}.events"
-                found.append(Damage(name, 0, 0, f"{segment - previous - 1} segments are missing"))
-            if segment not in self._damages:
-                self.segment(segment)
-            found += self._damages[segment]
-            previous = segment
+        first = self.segment(self._segments[0])
+        if self.start and first.good[:2].all() and first.lost_before != self.start:
+            name = first.paths[0].name
+            found.append(Damage(name, 0, 0, f"the {self.start:,} events before it are missing"))
+        for index, number in enumerate(self._segments):
+            if number not in self._damages:
+                self.segment(number)
+            damages, stop = self._damages[number]
+            found += damages
+            if index + 1 < len(self._segments):
+                start = self._starts[index + 1]
+                if stop < start:
+                    name = self.segment(number).paths[0].name
+                    at = RECORDS_START + (stop - self._starts[index]) * RECORD_BYTES
+                    what = f"events {stop:,} to {start - 1:,} are missing"
+                    found.append(Damage(name, at, at + (start - stop) * RECORD_BYTES, what))
         return found
 
     @property
     def ending(self) -> str:
         """How the trace ends: `clean`, `disk full`, `recording stopped`, `running`, `killed` (the
-        process is gone, the files are as it left them) or `truncated` (a file is cut)."""
+        process is gone, the files are as it left them), `truncated` (a file is cut) or `damaged` (the
+        last block is, so that nobody can tell)."""
         last = self.segment(self._segments[-1])
-        trailers = last.find(Kind.TRAILER)
-        if trailers.size and int(trailers[-1]) >= len(last) - 2 and not last.unchecked:
-            flags = int(last.records["flags"][trailers[-1]])
-            if flags == CLEAN or flags >= len(ENDINGS):
-                return ENDINGS[CLEAN]
-            return ENDINGS[flags]
-        if last.cut or len(last) == 0:
+        ending = last.ending
+        if ending is not None and ending != CONTINUED and ending < len(ENDINGS):
+            return ENDINGS[ending]
+        if ending is None and not last.ends_sound:
+            return "damaged"
+        if ending is None and last.cut:
             return "truncated"
-        mine = self.path.resolve()
-        alive = any(entry.trace == mine for entry in registry.running())
-        return "running" if alive else "killed"
+        if registry.is_running(self.header):
+            return "running"
+        return "killed"
 
     @property
     def lost(self) -> int:
@@ -174,17 +208,24 @@ class Trace:
 
     # --- segments and events ------------------------------------------------------------------------
 
-    def segment(self, number: int, assumed_sequence: int = 0) -> SegmentReader:
+    def segment(self, number: int) -> SegmentReader:
         """A segment by its number; the last few are kept open."""
         reader = self._cache.get(number)
         if reader is None:
-            reader = SegmentReader(self.path, number, assumed_sequence)
-            self._damages[number] = reader.damages
-            self._cache[number] = reader
-            while len(self._cache) > _SEGMENTS_KEPT:
-                self._cache.popitem(last=False)
+            head = self._heads.get(number)
+            reader = self._open(number, 0 if head is None else head[0])
         else:
             self._cache.move_to_end(number)
+        return reader
+
+    def _open(self, number: int, assumed_sequence: int) -> SegmentReader:
+        reader = SegmentReader(self.path, number, assumed_sequence)
+        self._damages[number] = reader.damages, reader.stop_sequence
+        if reader.ending is not None:
+            self._finished.add(number)
+        self._cache[number] = reader
+        while len(self._cache) > _SEGMENTS_KEPT:
+            self._cache.popitem(last=False)
         return reader
 
     def segments(self, start: int | None = None, stop: int | None = None) -> Iterator[SegmentReader]:
@@ -195,6 +236,11 @@ class Trace:
         for number, begin in zip(self._segments[first:], self._starts[first:], strict=True):
             if begin >= stop:
                 break
+            yield self.segment(number)
+
+    def segments_before(self, sequence: int) -> Iterator[SegmentReader]:
+        """The segments that hold events before `sequence`, the nearest first."""
+        for number in self._segments[: int(np.searchsorted(self._starts, sequence))][::-1]:
             yield self.segment(number)
 
     def segment_of(self, sequence: int) -> SegmentReader:

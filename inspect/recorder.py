@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.errors import TraceError
@@ -21,21 +20,30 @@ from bandscope.allocator.operations import Operation, Outcome
 from bandscope.allocator.tables import Pages
 from bandscope.inspect import format as form
 from bandscope.inspect import keyframe, registry
+from bandscope.inspect.folder import make_folder, remove_folder, trace_directory
 from bandscope.inspect.format import Kind, pack_list
 from bandscope.inspect.header import make_header, seal_header, write_header
-from bandscope.inspect.operation_codec import as_json, encode_operation
+from bandscope.inspect.operation_codec import ENCODERS, UNFIT, as_json, encode_as_json
 from bandscope.inspect.segment import SegmentWriter
+from bandscope.inspect.stacks import STACK_DEPTH_MAX, caller_stack
 
-KEYFRAME_EVERY = 16_384
-SEGMENT_RECORDS = 262_144
-SEGMENT_PAGES_BYTES = 8 << 20
+KEYFRAME_EVERY = 8_192
+SEGMENT_RECORDS = 131_072
+SEGMENT_PAGES_BYTES = 4 << 20
 RING_SEGMENTS = 8
 RING_BYTES_MIN = 1 << 20
 # A keyframe is put off until the records since the last one take at least this many times its bytes.
 KEYFRAME_SHARE = 3
-STACK_DEPTH_MAX = 64
 
 _clock = time.perf_counter_ns
+# Plain integers of this module: a member of an enumeration costs as much to look up as a field to
+# write, and these run for every event.
+_OUTCOME, _OK, _NO_VALUE, _NO_BAND = int(Kind.OUTCOME), form.OK, form.NO_VALUE, form.NO_BAND
+_BAND_MOVE, _PAGE_MOVE = int(Kind.BAND_MOVE), int(Kind.PAGE_MOVE)
+_LEASE_BEGIN, _LEASE_END = int(Kind.LEASE_BEGIN), int(Kind.LEASE_END)
+_PENDING, _RECLAIM, _BARRIER = int(Kind.PENDING), int(Kind.RECLAIM), int(Kind.BARRIER)
+_LAUNCHED, _DONE, _PUBLISH = int(Kind.LAUNCHED), int(Kind.DONE), int(Kind.PUBLISH)
+_INLINE = form.INLINE
 
 
 class Recorder:
@@ -89,7 +97,7 @@ class Recorder:
     # --- the life of a trace ------------------------------------------------------------------------
 
     def _start(self) -> None:
-        _make_directory(self.directory)
+        make_folder(self.directory)
         self._t0 = _clock()
         self._trace_id = int.from_bytes(os.urandom(8), "little")
         self._header = make_header(
@@ -102,36 +110,43 @@ class Recorder:
                 "stacks": self._stacks,
             },
         )
-        write_header(self.directory, self._header)
-        self._kept: list[tuple[SegmentWriter, int]] = []  # sealed segments and their bytes
+        self._kept: list[tuple[SegmentWriter, int]] = []  # finished segments and their bytes
         self._segment_number = 0
-        self._open_segment(0)
+        self._registration: Path | None = None
+        try:
+            write_header(self.directory, self._header)
+            segment = self._make_segment(0)
+        except TraceError:
+            remove_folder(self.directory)
+            raise
+        self._begin_segment(segment)
         self._registration = registry.register(self.directory, self._header)
 
-    def _open_segment(self, first_sequence: int) -> None:
-        now = _clock() - self._t0
-        segment = SegmentWriter(
+    def _make_segment(self, first_sequence: int) -> SegmentWriter:
+        return SegmentWriter(
             self.directory,
             self._segment_number,
             trace_id=self._trace_id,
             first_sequence=first_sequence,
             wall_ns=time.time_ns(),
-            clock_ns=now,
+            clock_ns=_clock() - self._t0,
             records=self._segment_records,
             pages_bytes=self._segment_pages_bytes,
         )
+
+    def _begin_segment(self, segment: SegmentWriter) -> None:
+        now = _clock() - self._t0
         self._segment = segment
         self.append: Callable[..., None] = segment.put
         self.payload: Callable[[bytes], int] = segment.payload
         self._texts: dict[str, int] = {}
+        self._texts_written = 0
         self._stack_numbers: dict[str, int] = {}
-        self._batch: tuple[int, ...] | None = None
-        self._batch_number = 0
         self.append(
-            Kind.HEADER, 0, form.NO_BAND, self.payload(seal_header(self._header)), now, 0, 0
+            Kind.HEADER, 0, _NO_BAND, self.payload(seal_header(self._header)), now, 0, 0
         )
         if self.lost:
-            self.append(Kind.LOST, 0, form.NO_BAND, 0, self.lost, 0, 0)
+            self.append(Kind.LOST, 0, _NO_BAND, 0, self.lost, 0, 0)
         self._write_keyframe()
 
     def _write_keyframe(self) -> None:
@@ -141,10 +156,14 @@ class Recorder:
         now = _clock() - self._t0
         segment = self._segment
         length = self.payload(payload)
-        self.append(Kind.KEYFRAME, 0, form.NO_BAND, length, now, digest, form.crc32(payload))
+        self.append(Kind.KEYFRAME, 0, _NO_BAND, length, now, digest, form.crc32(payload))
+        # What follows a keyframe refers to nothing before it, so damage before it stays there.
+        self._texts.clear()
+        self._batch: tuple[int, ...] | None = None
+        self._batch_number = 0
         self._keyframe_bytes = length
         self._bytes_at_keyframe = segment.used_bytes
-        self._pause_at = segment.number + self._keyframe_every
+        self._pause_offset = segment.offset + self._keyframe_every * form.RECORD_BYTES
 
     def _pause(self) -> None:
         """Between two operations, now and then: a keyframe, a new segment, or the end."""
@@ -157,13 +176,19 @@ class Recorder:
         ):
             self._rotate()
         elif segment.used_bytes - self._bytes_at_keyframe < KEYFRAME_SHARE * self._keyframe_bytes:
-            self._pause_at = segment.number + max(1, self._keyframe_every // 4)
+            wait = max(1, self._keyframe_every // 4)
+            self._pause_offset = segment.offset + wait * form.RECORD_BYTES
         else:
             self._write_keyframe()
 
     def _rotate(self) -> None:
         segment = self._segment
-        following = segment.sequence + 2  # after its TRAILER and CHECK
+        self._segment_number += 1
+        try:
+            following = self._make_segment(segment.following)
+        except TraceError as error:
+            self._stop(form.DISK_FULL, error)
+            return
         segment.finish(form.CONTINUED)
         self._kept.append((segment, segment.used_bytes))
         if self.ring_bytes is not None:
@@ -173,21 +198,17 @@ class Recorder:
                 self.lost += oldest.number - 1
                 for path in oldest.paths:
                     path.unlink(missing_ok=True)
-        self._segment_number += 1
-        try:
-            self._open_segment(following)
-        except TraceError as error:
-            self._give_up(error)
+        self._begin_segment(following)
 
     def _stop(self, ending: int, error: TraceError | None = None) -> None:
-        self._segment.finish(ending)
+        self.lost += self._segment.finish(ending, self.lost)
         if error is not None:
             self._give_up(error)
 
     def _give_up(self, error: TraceError) -> None:
         self.error = error
         self.append, self.payload = self._lose, len
-        self._pause_at = sys.maxsize
+        self._pause_offset = sys.maxsize
         print(f"bandscope: recording to {self.directory} stopped: {error}", file=sys.stderr)
 
     def _lose(self, *record: int) -> None:
@@ -204,8 +225,9 @@ class Recorder:
             return
         _recorders.remove(self)
         self.arena.books.observer = self._before
+        full = self._segment.full
         if self.error is None:
-            self._stop(form.CLEAN)
+            self._stop(form.CLEAN if full is None else form.DISK_FULL, full)
         registry.unregister(self._registration)
 
     def __enter__(self) -> Recorder:
@@ -216,12 +238,13 @@ class Recorder:
 
     def annotate(self, text: str) -> None:
         """A note of the user's at this point of the trace."""
-        self.append(Kind.NOTE, 0, form.NO_BAND, self.payload(text.encode()), self._now(), 0, 0)
+        length = self.payload(text.encode(errors="backslashreplace"))
+        self.append(Kind.NOTE, 0, _NO_BAND, length, self._now(), 0, 0)
 
     def violation(self, name: str, detail: str) -> None:
         """An invariant that was found broken, by whoever checked."""
         length = self.payload(as_json({"name": name, "detail": detail}))
-        self.append(Kind.VIOLATION, 0, form.NO_BAND, length, self._now(), 0, 0)
+        self.append(Kind.VIOLATION, 0, _NO_BAND, length, self._now(), 0, 0)
 
     # --- operations -----------------------------------------------------------------------------------
 
@@ -229,28 +252,30 @@ class Recorder:
         """Write down what is about to be tried."""
         if self._stacks:
             self._write_stack()
-        encode_operation(self, operation, _clock() - self._t0)
+        now = _clock() - self._t0
+        try:
+            ENCODERS[type(operation)](self, operation, now)
+        except (KeyError, *UNFIT):
+            encode_as_json(self, operation, now)
 
     def after(self, operation: Operation, outcome: Outcome) -> None:
         """Write down what became of it; every so often, a keyframe."""
-        value = outcome.value
         if outcome.ok:
+            value = outcome.value
             self.append(
-                Kind.OUTCOME, form.OK, 0, 0, _clock() - self._t0,
-                form.NO_VALUE if value is None else value, 0,
-            )  # fmt: skip
+                _OUTCOME, _OK, 0, 0, _clock() - self._t0, _NO_VALUE if value is None else value, 0
+            )
         else:
             reason = form.REASONS.index(outcome.reason)
             message = self.text(outcome.message)
-            self.append(Kind.OUTCOME, 0, reason, 0, _clock() - self._t0, form.NO_VALUE, message)
-        segment = self._segment
-        if segment.number >= self._pause_at or segment.full is not None:
+            self.append(_OUTCOME, 0, reason, 0, _clock() - self._t0, _NO_VALUE, message)
+        if self._segment.offset >= self._pause_offset or self._segment.full is not None:
             if self.error is None:
                 self._pause()
 
     def batch(self, kind: int, requests: tuple[int, ...], now: int) -> None:
         """An operation on a batch of requests; a batch that was written last is not written again."""
-        if requests == self._batch:
+        if requests is self._batch or requests == self._batch:
             self.append(kind, form.SAME_BATCH, 0, 0, now, len(requests), self._batch_number)
             return
         length = self.payload(form.pack_numbers(requests))
@@ -264,30 +289,22 @@ class Recorder:
             return 0
         number = self._texts.get(text)
         if number is None:
-            number = self._texts[text] = len(self._texts) + 1
-            data = text.encode()
-            self.append(Kind.TEXT, 0, form.NO_BAND, self.payload(data), 0, 0, number)
+            number = self._texts[text] = self._texts_written = self._texts_written + 1
+            data = text.encode(errors="backslashreplace")
+            self.append(Kind.TEXT, 0, _NO_BAND, self.payload(data), 0, 0, number)
         return number
 
     def _now(self) -> int:
         return _clock() - self._t0
 
     def _write_stack(self) -> None:
-        frame: FrameType | None = sys._getframe(3)  # past before, apply and the arena's own wrapper
-        lines = []
-        for _ in range(self._stacks):
-            if frame is None:
-                break
-            code = frame.f_code
-            lines.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
-            frame = frame.f_back
-        stack = "\n".join(lines)
+        stack = caller_stack(self._stacks)
         number = self._stack_numbers.get(stack)
         data = b""
         if number is None:
             number = self._stack_numbers[stack] = len(self._stack_numbers) + 1
-            data = stack.encode()
-        self.append(Kind.STACK, 0, form.NO_BAND, self.payload(data), 0, 0, number)
+            data = stack.encode(errors="backslashreplace")
+        self.append(Kind.STACK, 0, _NO_BAND, self.payload(data), 0, 0, number)
 
     # --- effects --------------------------------------------------------------------------------------
 
@@ -297,26 +314,26 @@ class Recorder:
         """Pages got a holder; one page fits into the record."""
         if virtual.size == 1 and type(holder) is int:
             self.append(
-                Kind.LEASE_BEGIN, form.INLINE, self._band_index[band], 0,
+                _LEASE_BEGIN, _INLINE, self._band_index[band], 0,
                 virtual.item() << 32 | physical.item(), holder, 0,
             )  # fmt: skip
             return
         flags, who, extra = self._holder(holder)
         length = self.payload(pack_list(virtual) + pack_list(physical) + extra)
         self.append(
-            Kind.LEASE_BEGIN, flags, self._band_index[band], length, virtual.size, who, lease
+            _LEASE_BEGIN, flags, self._band_index[band], length, virtual.size, who, lease
         )
 
     def lease_end(self, holder: Holder, band: str, virtual: Pages, lease: int) -> None:
         """Pages lost a holder."""
         if virtual.size == 1 and type(holder) is int:
             self.append(
-                Kind.LEASE_END, form.INLINE, self._band_index[band], 0, virtual.item(), holder, 0
+                _LEASE_END, _INLINE, self._band_index[band], 0, virtual.item(), holder, 0
             )
             return
         flags, who, extra = self._holder(holder)
         length = self.payload(pack_list(virtual) + extra)
-        self.append(Kind.LEASE_END, flags, self._band_index[band], length, virtual.size, who, lease)
+        self.append(_LEASE_END, flags, self._band_index[band], length, virtual.size, who, lease)
 
     def _holder(self, holder: Holder) -> tuple[int, int, bytes]:
         """Flags, field `b` and a list of holders, as the record of a lease has them."""
@@ -341,7 +358,7 @@ class Recorder:
         lists = pack_list(virtual) + pack_list(sources) + pack_list(destinations)
         length = self.payload(lists)
         flags = form.URGENT if urgent else 0
-        self.append(Kind.PAGE_MOVE, flags, self._band_index[band], length, virtual.size, 0, 0)
+        self.append(_PAGE_MOVE, flags, self._band_index[band], length, virtual.size, 0, 0)
 
     def band_move(self, band: str, before: Extent, after: Extent, why: str) -> None:
         """An extent changed; written in pages, which fit."""
@@ -349,7 +366,7 @@ class Recorder:
         size = self.arena.books.bands[index].page_bytes
         text = self._texts.get(why) or self.text(why)
         self.append(
-            Kind.BAND_MOVE, 0, index, 0,
+            _BAND_MOVE, 0, index, 0,
             before[0] // size << 32 | before[1] // size,
             after[0] // size << 32 | after[1] // size,
             text,
@@ -357,34 +374,34 @@ class Recorder:
 
     def pending(self, band: str, pages: Pages, ticket: int) -> None:
         """Physical pages wait for a ticket."""
-        self._physical(Kind.PENDING, band, pages, ticket)
+        self._physical(_PENDING, band, pages, ticket)
 
     def reclaim(self, band: str, pages: Pages) -> None:
         """Physical pages became holes."""
-        self._physical(Kind.RECLAIM, band, pages, 0)
+        self._physical(_RECLAIM, band, pages, 0)
 
     def _physical(self, kind: int, band: str, pages: Pages, ticket: int) -> None:
         index = self._band_index[band]
         if pages.size == 1:
-            self.append(kind, form.INLINE, index, 0, pages.item(), ticket, 0)
+            self.append(kind, _INLINE, index, 0, pages.item(), ticket, 0)
         else:
             self.append(kind, 0, index, self.payload(pack_list(pages)), pages.size, ticket, 0)
 
     def barrier(self, kind: str, ticket: int, why: str) -> None:
         """The schedule stream waits."""
-        self.append(Kind.BARRIER, 0, form.NO_BAND, 0, ticket, self.text(kind), self.text(why))
+        self.append(_BARRIER, 0, _NO_BAND, 0, ticket, self.text(kind), self.text(why))
 
     def launched(self, ticket: int, requests: tuple[int, ...]) -> None:
         """A forward was launched; its requests are those of the operation."""
-        self.append(Kind.LAUNCHED, 0, form.NO_BAND, 0, ticket, 0, 0)
+        self.append(_LAUNCHED, 0, _NO_BAND, 0, ticket, 0, 0)
 
     def done(self, ticket: int) -> None:
         """A ticket completed."""
-        self.append(Kind.DONE, 0, form.NO_BAND, 0, ticket, 0, 0)
+        self.append(_DONE, 0, _NO_BAND, 0, ticket, 0, 0)
 
     def publish(self, band: str, rows: int) -> None:
         """Table rows were sent to the device."""
-        self.append(Kind.PUBLISH, 0, self._band_index[band], 0, rows, 0, 0)
+        self.append(_PUBLISH, 0, self._band_index[band], 0, rows, 0, 0)
 
     def refusal(
         self,
@@ -395,12 +412,15 @@ class Recorder:
     ) -> None:
         """A demand was refused, with the layout it was refused for."""
         told = {"reason": reason, "demand": demand, "live": live, "fixed": fixed}
-        self.append(Kind.REFUSAL, 0, form.NO_BAND, self.payload(as_json(told)), 0, 0, 0)
+        self.append(Kind.REFUSAL, 0, _NO_BAND, self.payload(as_json(told)), 0, 0, 0)
 
     # --- forks ----------------------------------------------------------------------------------------
 
     def _after_fork(self) -> None:
         """In the child: its own trace from here on; the parent's files are let go as they are."""
+        if self._segment.closed:  # recording had stopped
+            self._registration = None
+            return
         self._segment.abandon()
         self.directory = self.directory.with_name(
             f"{self.directory.stem}.fork-{os.getpid()}{self.directory.suffix}"
@@ -421,27 +441,3 @@ def _restart_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_restart_in_child)
-
-
-def trace_directory(path: str | Path, rank: int | None) -> Path:
-    """`NAME` → `NAME.trace`, or `NAME.rank3.trace` for one of several ranks."""
-    path = Path(path)
-    stem = path.name.removesuffix(".trace") or "bandscope"
-    return path.with_name(f"{stem}.trace" if rank is None else f"{stem}.rank{rank}.trace")
-
-
-def _make_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        found = any(directory.iterdir())
-    except OSError as error:
-        raise TraceError(
-            f"the trace folder {directory} could not be made ({error.strerror}); record to a folder "
-            "that can be written"
-        ) from error
-    if found:
-        raise TraceError(
-            f"the trace folder {directory} is not empty; record to a new one, or remove it first"
-        )
-
-

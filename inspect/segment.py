@@ -38,12 +38,14 @@ class SegmentWriter:
     """One segment. `put` appends a record, `payload` the bytes that belong to the next one.
 
     `offset`, `position`: where the next record and the next payload go. `stop`: where `put` must pause
-    for a checksum. `full`: the disk gave no more room, and what came after is lost.
+    for a checksum. `full`: the disk gave no more room, and what came after is lost. Raises `TraceError`,
+    and leaves no file behind, when the files cannot be made.
     """
 
     __slots__ = (
-        "_block_offset", "_block_position", "_events_file", "_kept", "_overwritten", "_pages_file",
-        "events", "first_sequence", "full", "offset", "pages", "paths", "position", "stop",
+        "_block_offset", "_block_position", "_closing", "_events_file", "_kept", "_overwritten",
+        "_pages_file", "closed", "events", "first_sequence", "full", "offset", "pages", "paths",
+        "position", "stop",
     )  # fmt: skip
 
     def __init__(
@@ -60,11 +62,16 @@ class SegmentWriter:
     ) -> None:
         self.first_sequence = first_sequence
         self.paths = segment_paths(directory, segment)
-        self._events_file = _create(self.paths[0])
-        self._pages_file = _create(self.paths[1])
+        self.closed = self._closing = False
         events_bytes = RECORDS_START + records * RECORD_BYTES + SPARE_BYTES
-        self.events = _map(self._events_file, events_bytes, self.paths[0])
-        self.pages = _map(self._pages_file, PAGES_START + pages_bytes, self.paths[1])
+        self._events_file, self.events = _create(self.paths[0], events_bytes)
+        try:
+            self._pages_file, self.pages = _create(self.paths[1], PAGES_START + pages_bytes)
+        except TraceError:
+            self.events.close()
+            os.close(self._events_file)
+            self.paths[0].unlink(missing_ok=True)
+            raise
         for magic, mapped in ((EVENTS_MAGIC, self.events), (PAGES_MAGIC, self.pages)):
             head = HEAD.pack(
                 magic, FORMAT_VERSION, segment, trace_id, first_sequence, wall_ns, clock_ns, 0, 0
@@ -86,6 +93,12 @@ class SegmentWriter:
     def sequence(self) -> int:
         """The sequence number of the next record."""
         return self.first_sequence + self.number - 1
+
+    @property
+    def following(self) -> int:
+        """The sequence number of the first record of the next segment, were this one finished now:
+        after TRAILER and CHECK, and after the CHECK that may be due before them."""
+        return self.sequence + (3 if self.offset >= self.stop else 2)
 
     @property
     def used_bytes(self) -> int:
@@ -132,29 +145,37 @@ class SegmentWriter:
         self.offset = self._block_offset = offset + RECORD_BYTES
         self._block_position = end
         self.stop = self.offset + (BLOCK - 1) * RECORD_BYTES
-        if self.stop + SPARE_BYTES > len(self.events):
+        if self.stop + SPARE_BYTES > len(self.events) and not self._closing:
             self._grow_events()
 
-    def finish(self, ending: int) -> None:
-        """Write LOST (if any were), TRAILER and the last CHECK, and cut both files to what they hold.
-        `ending` says why: one of `format.ENDINGS`."""
+    def finish(self, ending: int, lost_before: int = 0) -> int:
+        """Write LOST (if any were lost here), TRAILER and the last CHECK, and cut both files to what
+        they hold. `ending` says why: one of `format.ENDINGS`; `lost_before`: events lost in earlier
+        segments. Returns how many were lost here.
+
+        There is room for these in any case: `SPARE_BYTES` beyond the place of the next CHECK.
+        """
         lost = 0
+        self._closing = True
         if self._kept is not None:
             lost = self.number + self._overwritten
             for mapped in (self.events, self.pages):
                 mapped.close()
-            (self.events, self.pages, self.offset, self.position, self._block_offset,
+            (self.events, self.pages, self.offset, self.position, self.stop, self._block_offset,
              self._block_position) = self._kept  # fmt: skip
             lost -= self.number
-            self.stop = self.offset + SPARE_BYTES
         if lost:
-            self.put(Kind.LOST, 0, NO_BAND, 0, lost, 0, 0)
+            self.put(Kind.LOST, 0, NO_BAND, 0, lost_before + lost, 0, 0)
+        if self.offset >= self.stop:  # so that TRAILER tells its own sequence
+            self.end_block()
         self.put(Kind.TRAILER, ending, NO_BAND, 0, self.sequence, 0, 0)
         self.end_block()
         self.close()
+        return lost
 
     def close(self) -> None:
         """Cut both files to what they hold. The last block has been ended."""
+        self.closed = True
         for mapped, file, used in (
             (self.events, self._events_file, self.offset),
             (self.pages, self._pages_file, self.position),
@@ -165,8 +186,12 @@ class SegmentWriter:
 
     def abandon(self) -> None:
         """Let go of the files as they are (in a forked child, whose parent goes on writing)."""
-        self.events.close()
-        self.pages.close()
+        if self.closed:
+            return
+        self.closed = True
+        kept = () if self._kept is None else self._kept[:2]
+        for mapped in (self.events, self.pages, *kept):
+            mapped.close()
         os.close(self._events_file)
         os.close(self._pages_file)
 
@@ -174,7 +199,8 @@ class SegmentWriter:
         try:
             _allocate(self._events_file, len(self.events), 2 * len(self.events), self.paths[0])
         except TraceError as error:
-            self._run_out(error)
+            # The payload of the record that is to come is in its place, but the record will not be.
+            self._run_out(error, written=self._block_position)
         else:
             size = 2 * len(self.events)
             self.events.close()
@@ -186,13 +212,13 @@ class SegmentWriter:
         try:
             _allocate(self._pages_file, len(self.pages), size, self.paths[1])
         except TraceError as error:
-            self._run_out(error, pages_bytes=size)
+            self._run_out(error, written=self.position, pages_bytes=size)
         else:
             self.pages.close()
             self.pages = mmap.mmap(self._pages_file, size)
 
-    def _run_out(self, error: TraceError, pages_bytes: int = 0) -> None:
-        """The disk is full. What is written from now on goes to memory and is lost, so that nobody
+    def _run_out(self, error: TraceError, *, written: int, pages_bytes: int = 0) -> None:
+        """The disk is full, and payloads up to byte `written` belong to records. What is written from now on goes to memory and is lost, so that nobody
         who writes a record has to ask; the recorder sees `full` after the operation and stops."""
         if self._kept is not None:  # scratch memory has run out as well: overwrite it
             self._overwritten += self.number - 1
@@ -203,7 +229,7 @@ class SegmentWriter:
             return
         self.full = error
         self._kept = (
-            self.events, self.pages, self.offset, self.position, self._block_offset,
+            self.events, self.pages, self.offset, written, self.stop, self._block_offset,
             self._block_position,
         )  # fmt: skip
         self.events = mmap.mmap(-1, 2 * len(self.events))
@@ -215,20 +241,23 @@ def segment_paths(directory: Path, segment: int) -> tuple[Path, Path]:
     return directory / f"{segment:06}.events", directory / f"{segment:06}.pages"
 
 
-def _create(path: Path) -> int:
+def _create(path: Path, size: int) -> tuple[int, mmap.mmap]:
+    """A new file of `size` bytes and more, set aside and mapped."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise TraceError(
             f"the trace file {path} could not be created ({error.strerror}); record to a folder that "
             "can be written and holds no trace yet"
         ) from error
-
-
-def _map(file: int, size: int, path: Path) -> mmap.mmap:
     size += -size % mmap.PAGESIZE
-    _allocate(file, 0, size, path)
-    return mmap.mmap(file, size)
+    try:
+        _allocate(file, 0, size, path)
+        return file, mmap.mmap(file, size)
+    except TraceError:
+        os.close(file)
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _allocate(file: int, old_size: int, size: int, path: Path) -> None:

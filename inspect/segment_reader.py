@@ -29,7 +29,7 @@ from bandscope.inspect.format import (
     Kind,
     crc32,
 )
-from bandscope.inspect.sealing import read_file
+from bandscope.inspect.sealing import MISSING, read_file, read_start
 from bandscope.inspect.segment import segment_paths
 
 NO_RECORDS = np.zeros(0, RECORD_DTYPE)
@@ -48,6 +48,23 @@ class Damage:
         return f"{self.file}, bytes {self.start:,} to {self.stop:,}: {self.what}"
 
 
+def open_head(data: bytes, magic: bytes, segment: int) -> tuple | None:
+    """The fields of the head of a file; None when they are not there or damaged."""
+    if len(data) < HEAD_BYTES:
+        return None
+    head = HEAD.unpack_from(data)
+    (value,) = HEAD_CRC.unpack_from(data, HEAD.size)
+    sound = value == crc32(data[: HEAD.size])
+    return head if sound and head[:3] == (magic, FORMAT_VERSION, segment) else None
+
+
+def peek(directory: Path, segment: int) -> tuple[int, int] | None:
+    """First sequence and clock of a segment from the head of its events, without its records; None
+    when that is not sound. `FileNotFoundError` when the segment is gone."""
+    head = open_head(read_start(segment_paths(directory, segment)[0]), EVENTS_MAGIC, segment)
+    return None if head is None else (head[4], head[6])
+
+
 @dataclass
 class SegmentReader:
     """One segment as it was when it was opened.
@@ -56,6 +73,8 @@ class SegmentReader:
     `first_sequence + i`. `good`: True for those that can be trusted, shape (records,). `starts`: the
     byte of each record's payload in the pages file. `unchecked`: how many records at the end no
     checksum covers. `cut`: nothing follows the last record, as when the recorder had finished.
+    `begun`: False where the writer had not come to the first record yet. `missing`: the files are gone.
+    `ends_sound`: the last block is as it was written.
     """
 
     directory: Path
@@ -70,14 +89,18 @@ class SegmentReader:
     damages: list[Damage] = field(default_factory=list)
     unchecked: int = 0
     cut: bool = False
+    begun: bool = True
+    missing: bool = False
+    ends_sound: bool = True
 
     def __post_init__(self) -> None:
         self.paths = segment_paths(self.directory, self.segment)
         self._events = read_file(self.paths[0], self.damages)
         self._pages = read_file(self.paths[1], self.damages)
+        self.missing = any(damage.what == MISSING for damage in self.damages)
         self._texts: dict[int, str] | None = None
-        self._read_heads()
         self._find_records()
+        self._read_heads()
         self._check_blocks()
 
     def __len__(self) -> int:
@@ -88,42 +111,67 @@ class SegmentReader:
         """One past the sequence of the last record."""
         return self.first_sequence + len(self.records)
 
+    @property
+    def lost_before(self) -> int:
+        """Events that a ring had overwritten when this segment was begun."""
+        second = self.records[1:2]
+        return int(second["a"][0]) if second.size and second["kind"][0] == Kind.LOST else 0
+
+    @property
+    def ending(self) -> int | None:
+        """Flags of the TRAILER, when that is the sound last word."""
+        trailers = self.find(Kind.TRAILER)
+        if not trailers.size or int(trailers[-1]) < len(self) - 2 or self.unchecked:
+            return None
+        return int(self.records["flags"][trailers[-1]])
+
     # --- what is there --------------------------------------------------------------------------------
 
     def _read_heads(self) -> None:
-        head = self._head(self._events, EVENTS_MAGIC, self.paths[0].name)
-        self._head(self._pages, PAGES_MAGIC, self.paths[1].name)
+        """Both files have the same head, so one sound head is enough."""
+        if not len(self.records) and self._is_blank(self._pages):
+            self.begun = False
+            self.damages.clear()
+        heads = [
+            self._head(self._events, EVENTS_MAGIC, self.paths[0].name),
+            self._head(self._pages, PAGES_MAGIC, self.paths[1].name),
+        ]
+        head = heads[0] or heads[1]
         if head is None:
             self.first_sequence = self.assumed_sequence
         else:
             _, _, _, _, self.first_sequence, self.wall_ns, self.clock_ns, _, _ = head
 
+    @staticmethod
+    def _is_blank(data: mmap.mmap | bytes) -> bool:
+        return not any(data[:HEAD_BYTES])
+
     def _head(self, data: mmap.mmap | bytes, magic: bytes, name: str) -> tuple | None:
-        if len(data) < HEAD_BYTES:
-            self._damaged(name, 0, HEAD_BYTES, "the head of the file is missing")
+        if len(data) < HEAD_BYTES or self._is_blank(data):
+            if self.begun and not any(damage.file.startswith(name) for damage in self.damages):
+                self._damaged(name, 0, HEAD_BYTES, "the head of the file is missing")
             return None
-        head = HEAD.unpack_from(data)
-        (value,) = HEAD_CRC.unpack_from(data, HEAD.size)
-        sound = value == crc32(data[: HEAD.size])
-        if not sound or head[0] != magic or head[1] != FORMAT_VERSION or head[2] != self.segment:
+        head = open_head(data[:HEAD_BYTES], magic, self.segment)
+        if head is None:
             self._damaged(name, 0, HEAD_BYTES, "the head of the file is damaged")
-            return None
         return head
 
     def _find_records(self) -> None:
-        room = max(0, len(self._events) - RECORDS_START)
+        size = len(self._events)
+        room = max(0, size - RECORDS_START)
         count = room // RECORD_BYTES
         records = (
             np.frombuffer(self._events, RECORD_DTYPE, count, RECORDS_START) if count else NO_RECORDS
         )
         written = np.flatnonzero(records["number"])
         used = int(written[-1]) + 1 if written.size else 0
+        if 0 < used < count and int(records["number"][used - 1]) != used:
+            used -= 1  # its number is half written
         self.records = records[:used]
         rest = room - used * RECORD_BYTES
         self.cut = rest < RECORD_BYTES
         if self.cut and rest:
-            stop = len(self._events)
-            self._damaged(self.paths[0].name, stop - rest, stop, "a record is cut off")
+            self._damaged(self.paths[0].name, size - rest, size, "a record is cut off")
 
     # --- what is sound --------------------------------------------------------------------------------
 
@@ -137,6 +185,7 @@ class SegmentReader:
         self.starts = np.zeros(count, np.int64)
         numbered = records["number"] == np.arange(1, count + 1, dtype=np.uint32)
         position = PAGES_START
+        sure = True  # that the next payload lies at `position`
         for first in range(0, count, BLOCK):  # over blocks: 256 records each
             stop = min(first + BLOCK, count)
             total = int(padded[first:stop].sum())
@@ -144,22 +193,27 @@ class SegmentReader:
             if stop - first == BLOCK or whole:
                 end = int(records["b"][stop - 1])
                 start = end - total
-                sound = (
+                self.ends_sound = (
                     whole
                     and bool(numbered[first:stop].all())
-                    and PAGES_START <= start <= end <= len(self._pages)
+                    and PAGES_START <= start <= end
+                    and (end <= len(self._pages) or not total)
                     and self._checksum(first, stop, start, end)
                 )
-                if not sound:
+                if not self.ends_sound:
                     self._bad_block(first, stop, min(position, len(self._pages)))
+                    # Where the lengths and the CHECK agree, it is known where the next block goes on.
+                    sure = sure and end == position + total
+                    position += total
                     continue
-                if start != position:
+                if start != position and sure:
                     self._gap(position, start)
-                position = end
+                position, sure = end, True
             else:
-                start, stop = position, self._unchecked_end(first, stop, position, padded, numbered)
-                self.unchecked = stop - first
-                if self.cut:
+                stop = self._unchecked_end(first, stop, position, padded, numbered, sure)
+                start = position
+                self.unchecked = count - first
+                if self.cut and stop > first:
                     low = RECORDS_START + first * RECORD_BYTES
                     high = RECORDS_START + stop * RECORD_BYTES
                     self._damaged(
@@ -182,11 +236,18 @@ class SegmentReader:
         return value == int(last["c"])
 
     def _unchecked_end(
-        self, first: int, stop: int, position: int, padded: np.ndarray, numbered: np.ndarray
+        self,
+        first: int,
+        stop: int,
+        position: int,
+        padded: np.ndarray,
+        numbered: np.ndarray,
+        sure: bool,
     ) -> int:
-        """How far the records after the last checksum are plausible."""
+        """How far the records after the last checksum are plausible; `sure`: it is known that their
+        payloads begin at `position`."""
         fits = position + np.cumsum(padded[first:stop]) <= len(self._pages)
-        fits &= numbered[first:stop]
+        fits &= numbered[first:stop] & sure
         if fits.all():
             return stop
         kept = first + int(np.argmin(fits))
@@ -209,8 +270,7 @@ class SegmentReader:
         )
 
     def _gap(self, start: int, stop: int) -> None:
-        if not self.damages:
-            self._damaged(self.paths[1].name, start, stop, "bytes that belong to no sound record")
+        self._damaged(self.paths[1].name, start, stop, "bytes that belong to no record")
 
     def _damaged(self, name: str, start: int, stop: int, what: str) -> None:
         self.damages.append(Damage(name, start, stop, what))

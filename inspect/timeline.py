@@ -37,6 +37,8 @@ class Timeline:
         self._decoder: Decoder | None = None
         self._operation: tuple[int, int] | None = None
         self._placed = False
+        # In a gap: where it ends, and the keyframe there, if there is one.
+        self._blind: tuple[int, dict[str, Any] | None] | None = None
 
     # --- where to -------------------------------------------------------------------------------------
 
@@ -65,19 +67,26 @@ class Timeline:
         if not self._placed:
             self._place_at_start()
         while self.state.sequence < sequence:
+            if self._blind is not None:
+                stop, snapshot = self._blind
+                if sequence < stop or snapshot is None:
+                    self.state.sequence = min(sequence, stop)
+                if self.state.sequence == sequence:
+                    break
+                if snapshot is not None:
+                    self._place(snapshot, stop)
+                    continue
             segment = self.trace.segment_of(self.state.sequence)
             self._enter(segment)
             first = self.state.sequence - segment.first_sequence
             last = min(len(segment), sequence - segment.first_sequence)
             sound = segment.good[first:last]
-            if sound.all():
+            if self._blind is not None or first >= last or not sound[0]:
+                self._skip(segment.first_sequence + first)
+            elif sound.all():
                 self._apply(segment, first, last)
             else:
-                bad = first + int(np.argmin(sound))
-                if bad > first:
-                    self._apply(segment, first, bad)
-                else:
-                    self._skip(segment, bad, sequence)
+                self._apply(segment, first, first + int(np.argmin(sound)))
         return self.state
 
     def _place_at_start(self) -> None:
@@ -89,10 +98,10 @@ class Timeline:
                     start = segment.first_sequence + index + 1
                     # What comes before a trace's first keyframe is its header.
                     if not segment.good[:index].all():
-                        self.gaps.append((segment.first_sequence, start))
+                        self._note_gap(segment.first_sequence, start)
                     self._place(snapshot, start)
                     return
-            self.gaps.append((segment.first_sequence, segment.stop_sequence))
+            self._note_gap(segment.first_sequence, segment.stop_sequence)
         raise TraceError(
             f"trace {self.trace.path} holds no sound keyframe, so no state can be rebuilt; `bandscope "
             "inspect summary` names the damaged parts"
@@ -102,34 +111,29 @@ class Timeline:
         self.state.restore(snapshot, sequence)
         self._operation = None
         self._placed = True
+        self._blind = None
 
-    def _skip(self, segment: SegmentReader, index: int, sequence: int) -> None:
-        """Past a damaged stretch: to the next sound keyframe. State in between stays as it was."""
-        gap_start = segment.first_sequence + index
-        for later in self.trace.segments(gap_start):
-            for found in later.find(Kind.KEYFRAME).tolist():
-                at = later.first_sequence + found
-                if at < gap_start:
-                    continue
-                snapshot = self._snapshot(later, found)
-                if snapshot is None:
-                    continue
-                self.gaps.append((gap_start, at + 1))
-                if at + 1 <= sequence:
-                    self._place(snapshot, at + 1)
-                else:
-                    self.state.sequence = sequence
-                return
-        self.gaps.append((gap_start, self.trace.stop))
-        self.state.sequence = sequence
+    def _skip(self, start: int) -> None:
+        """Events from `start` on are missing or damaged: state stays as it is up to the next sound
+        keyframe."""
+        stop, snapshot = self.trace.stop, None
+        for segment in self.trace.segments(start):
+            for index in segment.find(Kind.KEYFRAME).tolist():
+                if segment.first_sequence + index >= start and snapshot is None:
+                    snapshot = self._snapshot(segment, index)
+                    if snapshot is not None:
+                        stop = segment.first_sequence + index + 1
+            if snapshot is not None:
+                break
+        self._note_gap(start, stop)
+        self._blind = stop, snapshot
+
+    def _note_gap(self, start: int, stop: int) -> None:
+        if stop > start and not any(low <= start and stop <= high for low, high in self.gaps):
+            self.gaps.append((start, stop))
 
     def _keyframe_before(self, sequence: int) -> tuple[SegmentReader, int, dict[str, Any]] | None:
-        number = self.trace.segment_of(min(sequence, self.trace.stop - 1))
-        candidates = [number]
-        for earlier in self.trace.segments(self.trace.start, number.first_sequence):
-            candidates.append(earlier)  # in order; looked at backwards
-        ordered = [candidates[0], *reversed(candidates[1:])] if len(candidates) > 1 else candidates
-        for segment in ordered:
+        for segment in self.trace.segments_before(sequence):
             for index in reversed(segment.find(Kind.KEYFRAME).tolist()):
                 if segment.first_sequence + index < sequence:
                     snapshot = self._snapshot(segment, index)
@@ -146,9 +150,9 @@ class Timeline:
         except ValueError as error:
             start = int(segment.starts[index])
             what = f"the keyframe of event {segment.first_sequence + index:,} is damaged: {error}"
-            self.damages.append(
-                Damage(segment.paths[1].name, start, start + len(payload), what)
-            )
+            damage = Damage(segment.paths[1].name, start, start + len(payload), what)
+            if damage not in self.damages:
+                self.damages.append(damage)
             return None
 
     # --- events -------------------------------------------------------------------------------------

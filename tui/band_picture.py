@@ -22,15 +22,23 @@ WIDTH_MIN = 20
 
 def band_letters(plan: StoragePlan) -> list[str]:
     """One letter per band in chain order: `S` state, `F` full attention, `A`, `B`… windows."""
-    letters, windows = [], iter("ABCDEGHIJ")
-    for band in plan.bands:
-        letters.append({"state": "S", "full": "F"}.get(band.kind) or next(windows))
-    return letters
+    return letters_of([band.kind for band in plan.bands])
+
+
+def letters_of(kinds: Sequence[str]) -> list[str]:
+    """The same from the kinds of the bands."""
+    windows = iter("ABCDEGHIJ")
+    return [{"state": "S", "full": "F"}.get(kind) or next(windows, "?") for kind in kinds]
 
 
 def band_styles(plan: StoragePlan) -> list[str]:
     """The colour of each band, in chain order."""
-    return [_COLOURS[index % len(_COLOURS)] for index in range(len(plan.bands))]
+    return styles_of(len(plan.bands))
+
+
+def styles_of(count: int) -> list[str]:
+    """The colours of so many bands."""
+    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
 
 
 def picture(
@@ -45,7 +53,9 @@ def picture(
     step = max(1, -(-len(samples) // max(1, rows)))
     for sample in samples[step - 1 :: step]:
         text.append(f"{spell_seconds(sample.clock_seconds):>{label_width}} ", style="dim")
-        for glyph, band in _line(plan, total_bytes, sample, columns, letters):
+        for glyph, band in line_of(
+            plan.sink_bytes, total_bytes, sample.extents, columns, letters
+        ):
             text.append(glyph, style="dim" if band is None else styles[band])
         text.append("\n")
     text.append(" " * (label_width + 1))
@@ -57,14 +67,21 @@ def picture(
     return text
 
 
-def _line(
-    plan: StoragePlan, total_bytes: int, sample: Sample, columns: int, letters: list[str]
+def line_of(
+    sink_bytes: int,
+    total_bytes: int,
+    extents: Sequence[tuple[int, int]],
+    columns: int,
+    letters: list[str],
 ) -> list[tuple[str, int | None]]:
-    """Runs of (glyph × length, band or None) of one sample, exactly `columns` characters."""
+    """Runs of (glyph × length, band or None) of one instant, exactly `columns` characters.
+
+    `extents`: bytes `[start, stop)` of every band in chain order, `(0, 0)` where it has none.
+    """
     cells: list[tuple[str, int | None]] = [(_GAP, None)] * columns
-    sink_cells = plan.sink_bytes * columns // total_bytes
+    sink_cells = sink_bytes * columns // total_bytes
     cells[:sink_cells] = [(_SINK, None)] * sink_cells
-    for index, first, last in _spans(total_bytes, sample, columns):
+    for index, first, last in _spans(total_bytes, extents, columns):
         cells[first:last] = [(letters[index], index)] * (last - first)
     runs: list[tuple[str, int | None]] = []
     for glyph, band in cells:
@@ -75,14 +92,16 @@ def _line(
     return runs
 
 
-def _spans(total_bytes: int, sample: Sample, columns: int) -> list[tuple[int, int, int]]:
+def _spans(
+    total_bytes: int, extents: Sequence[tuple[int, int]], columns: int
+) -> list[tuple[int, int, int]]:
     """(band, first cell, stop cell) of every band that exists, disjoint and in chain order.
 
     A band of a few bytes still gets a cell, also beside others as small: what exists is visible.
     """
     spans: list[tuple[int, int, int]] = []
     taken = 0
-    for index, (start, stop) in enumerate(sample.extents):
+    for index, (start, stop) in enumerate(extents):
         if stop > start:
             first = max(taken, start * columns // total_bytes)
             taken = max(first + 1, round(stop * columns / total_bytes))

@@ -30,7 +30,9 @@ import bandscope
 from bandscope.allocator.errors import BandscopeError
 from bandscope.tui.commands import bench as bench_command
 from bandscope.tui.commands import doctor as doctor_command
+from bandscope.tui.commands import replay as replay_command
 from bandscope.tui.commands import run as run_command
+from bandscope.tui.commands.inspect.app import app as inspect_app
 
 PROGRAM = "bandscope"
 INTERNAL_ERROR_STATUS = 70
@@ -66,6 +68,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run_command.run)
+app.add_typer(inspect_app)
+app.command("replay")(replay_command.replay)
 app.command("bench")(bench_command.bench)
 app.command("doctor")(doctor_command.doctor)
 

@@ -39,6 +39,8 @@ def _parts(console: Console, run: Run, data: dict[str, Any]) -> Iterator[Rendera
         yield Text("")
         yield _baseline_table(data)
     yield Text("")
+    if data["recording"] is not None:
+        yield _recording(data["recording"])
     yield _verdict(run, data)
 
 
@@ -54,6 +56,17 @@ def _heading(data: dict[str, Any]) -> RenderableType:
         (stopped, "bold yellow"),
         (warning, "bold red"),
     )
+
+
+def _recording(told: dict[str, Any]) -> RenderableType:
+    lost = f", {told['lost']:,} older ones overwritten" if told["lost"] else ""
+    text = Text(
+        f"trace {told['trace']}: {told['events']:,} events, {spell_bytes(told['bytes'])}{lost}; look "
+        f"at it with `bandscope inspect summary {told['trace']}`"
+    )
+    if told["error"] is not None:
+        text.append(f"\nthe trace is not whole: {told['error']}", style="bold red")
+    return text
 
 
 def _requests_table(data: dict[str, Any]) -> RenderableType:

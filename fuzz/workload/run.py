@@ -19,12 +19,15 @@ from bandscope.allocator.families import declare_model
 from bandscope.allocator.plan import StoragePlan, plan_storage
 from bandscope.fuzz.workload.baseline import Baseline, run_baselines
 from bandscope.fuzz.workload.memory import ArenaMemory
+from bandscope.fuzz.workload.recording import open_recorder, recording_summary
 from bandscope.fuzz.workload.request import Request
 from bandscope.fuzz.workload.scheduler import NoForward, Scheduler, SchedulerConfig
 from bandscope.fuzz.workload.series import Series
 from bandscope.fuzz.workload.source import Workload, open_workload
 from bandscope.fuzz.workload.stamps import StampForward
 from bandscope.inspect.counters import Counters
+from bandscope.inspect.recorder import Recorder
+from bandscope.inspect.stacks import STACK_DEPTH_MAX
 
 if TYPE_CHECKING:
     from bandscope.fuzz.workload.attention import AttentionForward
@@ -38,7 +41,9 @@ DEFAULT_GPU_FRACTION = 0.8
 class RunConfig:
     """What to run. `arena_bytes` None: 2 GiB on the CPU, 120 GiB without a device, a share of the
     memory of a GPU. `verify` None: stamps where there are bytes, off where there are none.
-    `check_every`: steps between full checks of every invariant (also at idle and at the end)."""
+    `check_every`: steps between full checks of every invariant (also at idle and at the end).
+    `record`: `DIR` or `DIR:ring=64MiB`; `stacks`: frames of the Python stack to record with each
+    operation."""
 
     model: str = "gpt-oss-20b"
     workload: str = "synthetic"
@@ -59,6 +64,8 @@ class RunConfig:
     barrier: str = "fine"
     slow_forward: int = 0
     check_every: int = 256
+    record: str | None = None
+    stacks: int = 0
 
 
 @dataclass
@@ -69,11 +76,17 @@ class Checks:
     violations: list[Violation] = field(default_factory=list)
     violation_count: int = 0
 
-    def run(self, arena: Arena) -> None:
-        found = arena.check()
+    def run(self, arena: Arena, recorder: Recorder | None = None) -> None:
         self.full_checks += 1
-        self.violation_count += len(found)
-        self.violations += found[: max(0, 20 - len(self.violations))]
+        for found in arena.check():
+            self.add(found, recorder)
+
+    def add(self, found: Violation, recorder: Recorder | None) -> None:
+        self.violation_count += 1
+        if len(self.violations) < 20:
+            self.violations.append(found)
+        if recorder is not None:
+            recorder.violation(found.invariant, found.message)
 
 
 class Run:
@@ -123,6 +136,8 @@ class Run:
         self.baselines: list[Baseline] = []
         self.wall_seconds = 0.0
         self._on_progress: Callable[[Scheduler], None] = lambda scheduler: None
+        # Last, so that nothing can be refused any more once the trace is there.
+        self.recorder = open_recorder(config.record, config.stacks, self.arena)
 
     def _content_forward(self, zero_all: bool) -> StampForward | AttentionForward | None:
         if self.verify == "off":
@@ -158,6 +173,13 @@ class Run:
         the requests still running are released and the report covers what was done."""
         self._on_progress = progress
         self.scheduler.should_stop = should_stop
+        try:
+            self._serve()
+        finally:
+            if self.recorder is not None:
+                self.recorder.close()
+
+    def _serve(self) -> None:
         started = time.perf_counter()
         try:
             self.scheduler.run(self.workload)
@@ -166,13 +188,14 @@ class Run:
         self.arena.device.synchronize()
         if self.content is not None:
             self.content.fetch()
-        self.checks.run(self.arena)
+        self.checks.run(self.arena, self.recorder)
         held = sum(band.live + band.pending for band in self.arena.books.bands)
         if held:
-            self.checks.violation_count += 1
-            self.checks.violations.append(
-                Violation("ownership", f"{held} pages are held although nothing runs (leak)")
-            )
+            detail = f"{held} pages are held although nothing runs (leak)"
+            self.checks.add(Violation("ownership", detail), self.recorder)
+        if self.recorder is not None and self.content is not None:
+            for found in self.content.mismatches:
+                self.recorder.violation("content", str(found))
 
     def compare(
         self,
@@ -196,7 +219,7 @@ class Run:
             self.arena, scheduler.clock_seconds, scheduler.running_count, len(scheduler.waiting)
         )
         if scheduler.results.steps % self.config.check_every == 0:
-            self.checks.run(self.arena)
+            self.checks.run(self.arena, self.recorder)
         self._on_progress(scheduler)
 
     @property
@@ -235,6 +258,7 @@ class Run:
             "wall_seconds": self.wall_seconds,
             "steps_per_second": results.steps / self.wall_seconds if self.wall_seconds else None,
             "digest": self.arena.digest(),
+            "recording": recording_summary(self.recorder),
         }
 
     def _content_json(self) -> dict[str, Any] | None:
@@ -304,9 +328,14 @@ def _check_numbers(config: RunConfig) -> None:
         ("--max-moves", config.max_moves, 0),
         ("--seed", config.seed, 0),
         ("--slow-forward", config.slow_forward, 0),
+        ("--stacks", config.stacks, 0),
     ):
         if value is not None and value < low:
             raise ConfigError(f"{name} {value} was asked for; give a number of {low} or more")
+    if config.stacks > STACK_DEPTH_MAX:
+        raise ConfigError(
+            f"--stacks {config.stacks} was asked for, but at most {STACK_DEPTH_MAX} frames are recorded"
+        )
     if config.barrier not in BARRIERS:
         raise ConfigError(
             f"--barrier {config.barrier} was asked for, but the barriers are {', '.join(BARRIERS)}"

@@ -14,12 +14,12 @@ from bandscope.allocator.errors import ConfigError
 if TYPE_CHECKING:
     from bandscope.fuzz.bench.rows import Row
 
-PARTS = ("auto", "books", "gpu")
+PARTS = ("auto", "books", "recording", "gpu")
 
 
 def bench(
     part: Annotated[
-        str, typer.Option(help="books (ratios, any machine), gpu, or auto: both where they run.")
+        str, typer.Option(help="books (ratios, any machine), recording, gpu, or auto: all that run.")
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Plain data instead of a table.")] = False,
 ) -> None:
@@ -42,6 +42,10 @@ def bench(
         from bandscope.fuzz.bench import books
 
         rows += books.rows()
+    if part in ("auto", "recording"):
+        from bandscope.fuzz.bench import recording
+
+        rows += recording.rows()
     if has_gpu and part in ("auto", "gpu"):
         from bandscope.fuzz.bench import gpu
 

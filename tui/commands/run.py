@@ -82,6 +82,16 @@ def run(
         int, typer.Option(help="With --verify attention: stretch the kernels this many times.")
     ] = 0,
     check_every: Annotated[int, typer.Option(help="Steps between full checks.")] = 256,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            help="Record everything to the folder DIR.trace; DIR:ring=64MiB keeps the latest bytes "
+            "only. See `bandscope inspect`."
+        ),
+    ] = None,
+    stacks: Annotated[
+        int, typer.Option(help="With --record: frames of the Python stack per operation.")
+    ] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write every number of the report here.")
     ] = None,
@@ -123,6 +133,8 @@ def run(
             barrier=barrier,
             slow_forward=slow_forward,
             check_every=check_every,
+            record=record,
+            stacks=stacks,
         )
     )
     with _stop_on_interrupt() as stopped:

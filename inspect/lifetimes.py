@@ -1,0 +1,384 @@
+"""The whole life of one page, and of one lease, gathered from a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from bandscope.allocator import events
+from bandscope.allocator.errors import TraceError
+from bandscope.inspect import format as form
+from bandscope.inspect.decode import Event
+from bandscope.inspect.format import Kind
+from bandscope.inspect.reader import Trace
+from bandscope.inspect.segment_reader import SegmentReader
+from bandscope.inspect.selection import band_index, first_timeline, gaps, operation_at, scan
+from bandscope.inspect.timeline import Timeline
+
+_PAGE_KINDS = (
+    Kind.LEASE_BEGIN, Kind.LEASE_END, Kind.PAGE_MOVE, Kind.PENDING, Kind.RECLAIM, Kind.PUBLISH,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LifeEvent:
+    """One thing that happened to a page. `what`: `held` (when the trace begins), `leased`, `moved`,
+    `pinned`, `unpinned`, `published`, `freed`, `pending`, `reusable` or `unknown` (damage).
+    `operation`: what did it, in words; `detail`: whatever else is known."""
+
+    sequence: int
+    time_ns: int
+    generation: int
+    what: str
+    physical: int | None
+    operation: str
+    detail: str = ""
+
+
+@dataclass
+class PageLife:
+    """Everything a trace tells about virtual page `virtual` of a band, in order."""
+
+    band: str
+    virtual: int
+    generation: int | None
+    events: list[LifeEvent] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**self.__dict__, "events": [event.__dict__ for event in self.events]}
+
+
+def page_life(
+    trace: Trace, band: str, virtual: int, generation: int | None = None
+) -> PageLife:
+    """The life of a page from the trace's first keyframe on; of all generations, or of one.
+
+    `TraceError` for a band or a page that the arena does not have.
+    """
+    index = band_index(trace, band)
+    about = trace.header["bands"][index]
+    if not 0 <= virtual < about["virtual_capacity"]:
+        raise TraceError(
+            f"page {virtual:,} of band {band} was asked for, but its pages are 0 to "
+            f"{about['virtual_capacity'] - 1:,}"
+        )
+    life = PageLife(band, virtual, generation, gaps=gaps(trace))
+    found = _Follower(trace, index, virtual).follow()
+    life.events = [one for one in found if generation is None or one.generation == generation]
+    return life
+
+
+class _Follower:
+    """Follows one virtual page along a trace: where it lies, its generation, what it left behind."""
+
+    def __init__(self, trace: Trace, band: int, virtual: int) -> None:
+        self.trace = trace
+        self.band = band
+        self.virtual = virtual
+        timeline = first_timeline(trace)
+        self.timeline = timeline
+        state = timeline.state
+        self.name = state.bands[band].name
+        # Window pages share their names with those of the band of full attention.
+        self.naming = band if band == state.state_band else state.full
+        self.physical = -1
+        self.generation = 0
+        self.left: dict[int, int] = {}  # physical pages left, waiting to be reusable: generation
+        self.freed: LifeEvent | None = None  # and nothing was said about its page yet
+        self.freed_by = -1
+        self.unpublished = False
+        self.leases: dict[int, tuple[int, int]] = {}  # physical page and generation it pins
+
+    def follow(self) -> Iterator[LifeEvent]:
+        yield from self._place(self.timeline.state.sequence, "held")
+        start = self.timeline.state.sequence
+        for first, stop in [*gaps(self.trace, start), (self.trace.stop, self.trace.stop)]:
+            for event in scan(self.trace, self._sieve, start, first):
+                yield from self._step(event)
+            yield from self._settle(None)
+            if first == self.trace.stop:
+                return
+            start = yield from self._resume(first, stop)
+
+    def _resume(self, first: int, stop: int) -> Any:
+        """After a damaged stretch: the state of the next sound keyframe."""
+        for segment in self.trace.segments(stop):
+            for index in segment.find(Kind.KEYFRAME).tolist():
+                after = segment.first_sequence + index + 1
+                if after <= stop:
+                    continue
+                try:
+                    self.timeline.seek(after)
+                except TraceError:
+                    continue
+                yield LifeEvent(
+                    first, self.timeline.state.time_ns, self.generation, "unknown", None, "",
+                    f"events {first:,} to {after - 1:,} cannot be followed",
+                )  # fmt: skip
+                yield from self._place(after, "held")
+                return after
+        yield LifeEvent(
+            first, 0, self.generation, "unknown", None, "",
+            f"events {first:,} to {self.trace.stop - 1:,} cannot be followed",
+        )  # fmt: skip
+        return self.trace.stop
+
+    def _place(self, sequence: int, what: str) -> Iterator[LifeEvent]:
+        state = self.timeline.state
+        band = state.bands[self.band]
+        self.physical = int(band.page_of[self.virtual])
+        self.generation = int(state.ids_of(self.band).generation[self.virtual])
+        self.left.clear()
+        self.freed = None
+        self.leases = {}
+        for number, pin in state.pins.items():
+            if pin.band == self.band and self._has(pin.virtual):
+                page = int(pin.physical[np.flatnonzero(pin.virtual == self.virtual)[0]])
+                self.leases[number] = (page, self.generation - (page != self.physical))
+        if self.physical >= 0:
+            owner = int(band.owner[self.physical - band.base])
+            pins = self._pins(self.physical)
+            yield LifeEvent(
+                sequence, state.time_ns, self.generation, what, self.physical, "",
+                f"by request {owner} since before event {sequence:,}{pins and ', pinned by ' + pins}",
+            )  # fmt: skip
+
+    def _sieve(self, segment: SegmentReader) -> np.ndarray:
+        records = segment.records
+        kinds, a = records["kind"], records["a"]
+        inline = records["flags"] & form.INLINE != 0
+        ours = records["band"] == self.band
+        begin, end = kinds == Kind.LEASE_BEGIN, kinds == Kind.LEASE_END
+        mask: np.ndarray = np.isin(kinds, _PAGE_KINDS) & ours
+        mask &= ~(begin & inline & (a >> 32 != self.virtual))
+        mask &= ~(end & inline & (a != self.virtual))
+        # Whoever frees the page of the naming band ends the generation.
+        mask |= end & (records["band"] == self.naming) & (~inline | (a == self.virtual))
+        return mask
+
+    def _step(self, event: Event) -> Iterator[LifeEvent]:
+        yield from self._settle(event)
+        body = event.body
+        if isinstance(body, events.LeaseEnd) and self._has(body.virtual):
+            if body.band == self.name:
+                yield from self._end(event, body)
+            if body.owns and body.band == self.timeline.state.bands[self.naming].name:
+                self.generation += 1
+        elif getattr(body, "band", None) != self.name:
+            return
+        elif isinstance(body, events.LeaseBegin) and self._has(body.virtual):
+            yield from self._begin(event, body)
+        elif isinstance(body, events.PageMove) and self._has(body.virtual):
+            place = int(np.flatnonzero(body.virtual == self.virtual)[0])
+            old, self.physical = int(body.sources[place]), int(body.destinations[place])
+            self.left[old] = self.generation
+            self.unpublished = True
+            urgent = ", urgent" if body.urgent else ""
+            yield self._told(event, "moved", f"from {old} to {self.physical}{urgent}")
+        elif isinstance(body, events.Pending):
+            for page in self._left(body.pages):
+                wait = f"for ticket {body.ticket}"
+                yield self._told(event, "pending", wait, page, self.left[page])
+        elif isinstance(body, events.Reclaim):
+            for page in self._left(body.pages):
+                generation = self.left.pop(page)
+                yield self._told(event, "reusable", "a hole now", page, generation)
+        elif isinstance(body, events.Publish) and self.unpublished:
+            self.unpublished = False
+            yield self._told(event, "published", "row sent to the device")
+
+    def _begin(self, event: Event, body: events.LeaseBegin) -> Iterator[LifeEvent]:
+        place = int(np.flatnonzero(body.virtual == self.virtual)[0])
+        page = int(body.physical[place])
+        if body.lease:
+            self.leases[body.lease] = (page, self.generation)
+            yield self._told(event, "pinned", f"by {body.holder}, lease {body.lease}", page)
+            return
+        self.left.pop(page, None)
+        self.physical, self.unpublished = page, True
+        yield self._told(event, "leased", f"by {_who(body.holder, place)}", page)
+
+    def _end(self, event: Event, body: events.LeaseEnd) -> Iterator[LifeEvent]:
+        if body.lease:
+            page, generation = self.leases.pop(body.lease, (self.physical, self.generation))
+            said = f"by {body.holder}, lease {body.lease}"
+            yield self._told(event, "unpinned", said, page, generation)
+            return
+        place = int(np.flatnonzero(body.virtual == self.virtual)[0])
+        page, self.physical = self.physical, -1
+        self.unpublished = False
+        self.left[page] = self.generation
+        pins = self._pins(page)
+        who = _who(body.holder, place) + (f"; {pins} still pins it" if pins else "")
+        told = self._told(event, "freed", f"by {who}", page)
+        if not pins:
+            self.freed, self.freed_by = told, event.operation
+        yield told
+
+    def _pins(self, page: int) -> str:
+        return ", ".join(f"lease {number}" for number, (of, _) in self.leases.items() if of == page)
+
+    def _settle(self, event: Event | None) -> Iterator[LifeEvent]:
+        """A freed page for which nothing else was said in its operation is reusable at once."""
+        freed = self.freed
+        if freed is None or freed.physical is None:
+            return
+        body = None if event is None else event.body
+        page = freed.physical
+        said = isinstance(body, events.Pending | events.Reclaim) and bool((body.pages == page).any())
+        if event is not None and event.operation == self.freed_by and not said:
+            return
+        self.freed = None
+        if event is not None and not said and self.left.pop(page, None) is not None:
+            yield replace(freed, what="reusable", detail="at once: nothing is in flight")
+
+    def _told(
+        self, event: Event, what: str, detail: str, page: int | None = None,
+        generation: int | None = None,
+    ) -> LifeEvent:  # fmt: skip
+        if page is None and self.physical >= 0:
+            page = self.physical
+        return LifeEvent(
+            event.sequence, event.time_ns, self.generation if generation is None else generation,
+            what, page, _operation(self.trace, event.operation), detail,
+        )  # fmt: skip
+
+    def _has(self, virtual: np.ndarray) -> bool:
+        return bool((virtual == self.virtual).any())
+
+    def _left(self, pages: np.ndarray) -> list[int]:
+        return [page for page in self.left if bool((pages == page).any())]
+
+
+def _who(holder: events.Holder, place: int) -> str:
+    if isinstance(holder, str):
+        return holder
+    return f"request {holder if isinstance(holder, int) else int(holder[place])}"
+
+
+def _operation(trace: Trace, sequence: int) -> str:
+    operation = operation_at(trace, sequence)
+    if operation is None:
+        return f"event {sequence:,}" if sequence >= 0 else ""
+    request = getattr(operation, "request", None)
+    return operation.kind if request is None else f"{operation.kind} {request}"
+
+
+# --- leases ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class LeaseLife:
+    """A lease that pins pages: asked by `operation`, from event `begun` to `ended` (None: it lasts).
+
+    `waited`: what could not go on because of it: pages freed meanwhile, refusals for pins.
+    `begun_ns`, `ended_ns`: since recording began; `begun` is None where the trace begins later.
+    """
+
+    number: int
+    holder: str
+    band: str
+    virtual: np.ndarray
+    physical: np.ndarray
+    begun: int | None
+    begun_ns: int | None
+    operation: dict[str, Any] | None
+    ended: int | None = None
+    ended_ns: int | None = None
+    ended_by: str = ""
+    waited: list[dict[str, Any]] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; arrays are left to `reader.as_json`."""
+        return dict(self.__dict__)
+
+
+def lease_life(trace: Trace, number: int) -> LeaseLife:
+    """The life of lease `number`; `TraceError` when the trace knows of none."""
+    timeline = first_timeline(trace)
+    life = _held_at_start(trace, timeline, number)
+    known: list[int] = [] if life is None else [number]
+    held: set[int] = set()  # pages that the lease pins and that nobody has freed
+    if life is not None:
+        now = timeline.state.bands[band_index(trace, life.band)].page_of[life.virtual]
+        held = set(life.virtual[now == life.physical].tolist())
+    start = timeline.state.sequence if life is not None else None
+    for event in scan(trace, _lease_sieve, start):
+        body = event.body
+        if isinstance(body, events.LeaseBegin):
+            if body.lease:
+                known.append(body.lease)
+            if body.lease == number and life is None:
+                operation = operation_at(trace, event.operation)
+                told = None if operation is None else _fields(operation)
+                life = LeaseLife(
+                    number, str(body.holder), body.band, body.virtual, body.physical,
+                    event.sequence, event.time_ns, told,
+                )  # fmt: skip
+                held = set(body.virtual.tolist())
+        elif life is None:
+            continue
+        elif isinstance(body, events.LeaseEnd) and body.lease == number:
+            life.ended, life.ended_ns = event.sequence, event.time_ns
+            life.ended_by = _operation(trace, event.operation)
+            break
+        else:
+            _waits(trace, life, event, held)
+    if life is None:
+        there = f"its leases are {min(known)} to {max(known)}" if known else "it has none"
+        raise TraceError(f"lease {number} was asked for, but trace {trace.path} has no such: {there}")
+    life.gaps = gaps(trace, life.begun, life.ended)
+    return life
+
+
+def _held_at_start(trace: Trace, timeline: Timeline, number: int) -> LeaseLife | None:
+    pin = timeline.state.pins.get(number)
+    if pin is None:
+        return None
+    band = timeline.state.bands[pin.band].name
+    return LeaseLife(number, pin.holder, band, pin.virtual, pin.physical, None, None, None)
+
+
+def _lease_sieve(segment: SegmentReader) -> np.ndarray:
+    kinds, flags = segment.records["kind"], segment.records["flags"]
+    pin = flags & form.PIN != 0
+    refused = (kinds == Kind.OUTCOME) & (flags & form.OK == 0)
+    begins = (kinds == Kind.LEASE_BEGIN) & pin
+    mask: np.ndarray = begins | (kinds == Kind.LEASE_END) | refused
+    return mask
+
+
+def _waits(trace: Trace, life: LeaseLife, event: Event, held: set[int]) -> None:
+    body = event.body
+    if isinstance(body, events.LeaseEnd):
+        if not body.owns or body.band != life.band:
+            return
+        pages = held.intersection(body.virtual.tolist())
+        if not pages:
+            return
+        held -= pages
+        what, detail = "freed", f"{len(pages)} of its pages, which wait for its end"
+    elif getattr(body, "reason", "") == "pins":
+        what, detail = "refused", str(getattr(body, "message", ""))
+    else:
+        return
+    life.waited.append(
+        {
+            "sequence": event.sequence,
+            "time_ns": event.time_ns,
+            "what": what,
+            "operation": _operation(trace, event.operation),
+            "detail": detail,
+        }
+    )
+
+
+def _fields(operation: Any) -> dict[str, Any]:
+    told = {name: getattr(operation, name) for name in operation.__dataclass_fields__}
+    return {"kind": operation.kind, **told}
