@@ -17,7 +17,8 @@ from bandscope.inspect.operation_codec import decode_operation
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.segment_reader import SegmentReader
 
-_KIND, _FLAGS, _A, _C = (form.RECORD_DTYPE.names.index(name) for name in ("kind", "flags", "a", "c"))
+_FIELDS = list(form.RECORD_DTYPE.fields or ())
+_KIND, _FLAGS, _A, _C = (_FIELDS.index(name) for name in ("kind", "flags", "a", "c"))
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Decoder:
         kind, flags, band, _, a, b, c, _ = self.segment.records[index].tolist()
         try:
             return self._decode(index, kind, flags, band, a, b, c)
-        except (ValueError, IndexError, KeyError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
             return None
 
     def batch(self, index: int) -> tuple[int, ...]:

@@ -187,6 +187,8 @@ def unpack_lists(payload: bytes | memoryview) -> list[np.ndarray]:
         form, count = word >> 30, word & _COUNT_MAX
         position += 4
         if form == _RUNS:
+            if position + 4 > end:
+                raise ValueError("a page list is cut off")
             (runs,) = _LIST.unpack_from(payload, position)
             pairs = _numbers(payload, position + 4, 2 * runs, _I32).reshape(-1, 2)
             position += 4 + 8 * runs

@@ -23,9 +23,10 @@ _PACKAGES = ("bandscope", "numpy", "torch", "triton", "zstandard")
 
 
 def make_header(
-    arena: Arena, *, trace_id: int, rank: int | None, recorder: dict[str, Any]
+    arena: Arena, *, trace_id: int, rank: int | None, wall_ns: int, recorder: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything about a run that a reader needs before the first record, as plain data."""
+    """Everything about a run that a reader needs before the first record, as plain data. `wall_ns`: the
+    wall clock when the trace's own clock was 0."""
     books = arena.books
     return {
         "format": FORMAT_VERSION,
@@ -34,8 +35,8 @@ def make_header(
         "pid": os.getpid(),
         "birth": registry.birth(os.getpid()),
         "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "wall_ns": time.time_ns(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(wall_ns / 1e9)),
+        "wall_ns": wall_ns,
         "recorder": recorder,
         "arena": {
             "total_bytes": arena.total_bytes,

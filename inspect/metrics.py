@@ -63,13 +63,14 @@ class Metrics:
         if self.counters is not None:
             yield from self._counted(self.counters)
 
-    # --- what is held ---------------------------------------------------------------------------------
+    # --- what is held -----------------------------------------------------------------------------
 
     def _bands(self) -> Iterator[Any]:
         bands = _figures(self.source)
         for name, what in _BAND_GAUGES:
             told = [(band, getattr(band, name)) for band in bands]
-            yield from self._pages_and_bytes(name, f"Pages {what}.", f"Bytes of pages {what}.", told)
+            texts = f"Pages {what}.", f"Bytes of pages {what}."
+            yield from self._pages_and_bytes(name, *texts, told)
         estimates = [(band, band.available) for band in bands]
         yield from self._pages_and_bytes(
             "available",
@@ -117,7 +118,7 @@ class Metrics:
             family.add_metric([band], value)
         return family
 
-    # --- what has happened ----------------------------------------------------------------------------
+    # --- what has happened ------------------------------------------------------------------------
 
     def _counted(self, counters: Counters) -> Iterator[Any]:
         bands = counters.bands
@@ -175,7 +176,7 @@ def _operation(key: str) -> tuple[str, str]:
     return name, reason or "ok"
 
 
-# --- figures of the three sources -------------------------------------------------------------------
+# --- figures of the three sources -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)

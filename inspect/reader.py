@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,7 @@ class Trace:
     def refresh(self) -> int:
         """Look again at a trace that grows; returns how many events came."""
         before = self.stop if self._starts else 0
-        # What had not been finished may have grown.
-        for number in [n for n, reader in self._cache.items() if reader.ending is None]:
-            del self._cache[number]
-        self._damages = {n: found for n, found in self._damages.items() if n in self._finished}
+        self._forget_unfinished()
         for attempt in range(_TRIES):
             try:
                 self._look()
@@ -147,6 +144,17 @@ class Trace:
             self._segments.append(number)
             self._starts.append(self._heads[number][0])
             self._clocks.append(self._heads[number][1])
+        # The segment before the last may have been finished since it was opened.
+        self._forget_unfinished(but=self._segments[-1:])
+
+    def _forget_unfinished(self, but: Sequence[int] = ()) -> None:
+        """Let go of what may have grown since it was read."""
+        for number in [n for n, reader in self._cache.items() if reader.ending is None]:
+            if number not in but:
+                del self._cache[number]
+        self._damages = {
+            n: found for n, found in self._damages.items() if n in self._finished or n in but
+        }
 
     def _follows(self) -> int:
         """The sequence after the segments looked at so far."""
@@ -161,10 +169,11 @@ class Trace:
     def damages(self) -> list[Damage]:
         """All that cannot be used. Looks at every segment."""
         found = [self.header_damage] if self.header_damage is not None else []
-        first = self.segment(self._segments[0])
-        if self.start and first.good[:2].all() and first.lost_before != self.start:
-            name = first.paths[0].name
-            found.append(Damage(name, 0, 0, f"the {self.start:,} events before it are missing"))
+        last = self.segment(self._segments[-1])
+        if last.good[:2].all() and last.lost_before < self.start:
+            name = self.segment(self._segments[0]).paths[0].name
+            what = f"{self.start - last.lost_before:,} events before it are missing"
+            found.append(Damage(name, 0, 0, what))
         for index, number in enumerate(self._segments):
             if number not in self._damages:
                 self.segment(number)
@@ -204,7 +213,8 @@ class Trace:
             reader = self.segment(segment)
             for index in reader.find(Kind.LOST).tolist():
                 lost = max(lost, int(reader.records["a"][index]))
-        return lost
+        # A ring says what it is about to overwrite.
+        return lost - max(0, self.segment(self._segments[-1]).lost_before - self.start)
 
     # --- segments and events ------------------------------------------------------------------------
 

@@ -98,12 +98,13 @@ class Recorder:
 
     def _start(self) -> None:
         make_folder(self.directory)
-        self._t0 = _clock()
+        wall_ns, self._t0 = time.time_ns(), _clock()
         self._trace_id = int.from_bytes(os.urandom(8), "little")
         self._header = make_header(
             self.arena,
             trace_id=self._trace_id,
             rank=self.rank,
+            wall_ns=wall_ns,
             recorder={
                 "ring_bytes": self.ring_bytes,
                 "keyframe_every": self._keyframe_every,
@@ -191,14 +192,17 @@ class Recorder:
             return
         segment.finish(form.CONTINUED)
         self._kept.append((segment, segment.used_bytes))
+        overwritten: list[SegmentWriter] = []
         if self.ring_bytes is not None:
             room = self.ring_bytes - self.ring_bytes // RING_SEGMENTS
             while self._kept and sum(size for _, size in self._kept) > room:
                 oldest, _ = self._kept.pop(0)
                 self.lost += oldest.number - 1
-                for path in oldest.paths:
-                    path.unlink(missing_ok=True)
-        self._begin_segment(following)
+                overwritten.append(oldest)
+        self._begin_segment(following)  # says what is lost, before it is
+        for oldest in overwritten:
+            for path in oldest.paths:
+                path.unlink(missing_ok=True)
 
     def _stop(self, ending: int, error: TraceError | None = None) -> None:
         self.lost += self._segment.finish(ending, self.lost)

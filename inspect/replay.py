@@ -242,7 +242,7 @@ def same_effect(told: Any, came: Any) -> bool:
     if type(told) is not type(came):
         return False
     if isinstance(told, events.Launched):
-        return told.ticket == came.ticket
+        return bool(told.ticket == came.ticket)
     for item in fields(told):
         mine, theirs = getattr(told, item.name), getattr(came, item.name)
         if isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray):

@@ -100,7 +100,11 @@ def read_start(path: Path) -> bytes:
 
 def _read_plain(path: Path) -> mmap.mmap | bytes:
     """A finished file is mapped. The events of one that still grows are copied: its writer will cut
-    off what it did not need, and to look at a mapping there would be a signal, not an error."""
+    off what it did not need, and to look at a mapping there would be a signal, not an error.
+
+    They are copied twice: a record that is written during a copy may show its number, which comes last,
+    but not what comes before it. All whose number the first copy has are whole in the second.
+    """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
@@ -108,7 +112,13 @@ def _read_plain(path: Path) -> mmap.mmap | bytes:
         if path.suffix == ".events":
             last = os.pread(file.fileno(), 4, max(0, size - 4))
             if (size - RECORDS_START) % RECORD_BYTES or last == bytes(4):
-                return file.read()
+                data = file.read()
+                count = max(0, len(data) - RECORDS_START) // RECORD_BYTES
+                words = np.frombuffer(data, "<u4", 8 * count, RECORDS_START) if count else []
+                written = np.flatnonzero(words[7::8])
+                used = int(written[-1]) + 1 if written.size else 0
+                whole = os.pread(file.fileno(), RECORDS_START + used * RECORD_BYTES, 0)
+                return whole + bytes(max(0, len(data) - len(whole)))
         return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bandscope.allocator.errors import TraceError
+from bandscope.inspect import registry
+from bandscope.inspect.format import ENDINGS
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.sealing import SEALED_SUFFIX, seal_file
 from bandscope.inspect.segment import segment_paths
@@ -90,15 +90,5 @@ def _sizes(path: Path) -> tuple[int, int]:
 
 
 def may_be_written(trace: Trace) -> bool:
-    """Whether a process may still write the trace: it is registered, or it lives on this host and the
-    trace has no end."""
-    ending = trace.ending
-    if ending == "running":
-        return True
-    header = trace.header
-    return (
-        ending == "killed"
-        and header.get("host") == platform.node()
-        and header.get("pid") != os.getpid()
-        and Path(f"/proc/{header.get('pid')}").exists()
-    )
+    """Whether a process may still write the trace: it lives, and the trace has no end."""
+    return trace.ending not in ENDINGS and registry.is_running(trace.header)

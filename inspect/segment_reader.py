@@ -73,7 +73,8 @@ class SegmentReader:
     `first_sequence + i`. `good`: True for those that can be trusted, shape (records,). `starts`: the
     byte of each record's payload in the pages file. `unchecked`: how many records at the end no
     checksum covers. `cut`: nothing follows the last record, as when the recorder had finished.
-    `begun`: False where the writer had not come to the first record yet. `missing`: the files are gone.
+    `begun`: False where the writer had not come to the first record yet, when it may still be busy
+    with the segment before. `missing`: the files are gone.
     `ends_sound`: the last block is as it was written.
     """
 
@@ -132,6 +133,8 @@ class SegmentReader:
         if not len(self.records) and self._is_blank(self._pages):
             self.begun = False
             self.damages.clear()
+        if not len(self.records) and not self.cut:
+            self.begun = False  # room was set aside for records
         heads = [
             self._head(self._events, EVENTS_MAGIC, self.paths[0].name),
             self._head(self._pages, PAGES_MAGIC, self.paths[1].name),

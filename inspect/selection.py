@@ -142,13 +142,16 @@ def last_time_ns(trace: Trace) -> int:
     """When the last operation or outcome that can be read was, since the recording began."""
     for segment in reversed(list(_numbers(trace))):
         reader = trace.segment(segment)
-        kinds = reader.records["kind"]
-        timed = np.flatnonzero(
-            (kinds >= form.FIRST_OPERATION) & (kinds <= Kind.OUTCOME) & reader.good
-        )
+        timed = _timed(reader)
         if timed.size:
             return int(reader.records["a"][timed[-1]])
     return 0
+
+
+def _timed(segment: SegmentReader) -> np.ndarray:
+    """The records that say when they were written: operations and outcomes."""
+    kinds = segment.records["kind"]
+    return np.flatnonzero((kinds >= form.FIRST_OPERATION) & (kinds <= Kind.OUTCOME) & segment.good)
 
 
 def _numbers(trace: Trace) -> Iterator[int]:
@@ -221,7 +224,13 @@ def timeline_at(trace: Trace, sequence: int) -> Timeline:
             found = segment.find(Kind.KEYFRAME)
             if found.size:
                 sequence = max(sequence, segment.first_sequence + int(found[0]) + 1)
-    timeline.seek(sequence)
+    state = timeline.seek(sequence)
+    if not state.time_ns and sequence > trace.start:  # right after a keyframe
+        segment = trace.segment_of(sequence - 1)
+        last = sequence - segment.first_sequence
+        timed = _timed(segment)
+        timed = timed[timed < last]
+        state.time_ns = int(segment.records["a"][timed[-1]]) if timed.size else segment.clock_ns
     return timeline
 
 
@@ -299,9 +308,23 @@ def _sieve(selection: Selection) -> Sieve:
         if selection.bands is not None:
             effects = (kinds >= form.FIRST_EFFECT) & np.isin(segment.records["band"], selection.bands)
             mask &= effects | (kinds == Kind.OPERATION)
+        if selection.request is not None:
+            mask &= _may_name(segment, selection.request)
         return mask
 
     return wanted
+
+
+def _may_name(segment: SegmentReader, request: int) -> np.ndarray:
+    """Records that may name a request, by what is in the record itself; outcomes stay."""
+    records = segment.records
+    kinds = records["kind"]
+    inline = records["flags"] & form.INLINE != 0
+    leases = np.isin(kinds, (Kind.LEASE_BEGIN, Kind.LEASE_END))
+    in_record = np.isin(kinds, (Kind.ADMIT, Kind.EXTEND, Kind.RELEASE)) | (leases & inline)
+    mask: np.ndarray = np.isin(kinds, list(_SEVERAL)) | leases
+    mask &= ~in_record | (records["b"] == request)
+    return mask
 
 
 def names_request(body: Any, request: int) -> bool:

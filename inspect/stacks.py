@@ -19,7 +19,7 @@ def caller_stack(depth: int) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OWN):
         frame = frame.f_back
-    lines = []
+    lines: list[str] = []
     while frame is not None and len(lines) < depth:
         code = frame.f_code
         lines.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")

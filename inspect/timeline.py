@@ -18,6 +18,8 @@ from bandscope.inspect.segment_reader import Damage, SegmentReader
 from bandscope.inspect.state import UNMAPPED, ArenaState, Pin, RequestState
 
 _U32 = 0xFFFFFFFF
+# What a damaged record that no checksum covers may cause when it is applied.
+_IMPLAUSIBLE = (IndexError, ValueError, KeyError, TypeError, OverflowError)
 
 
 class Timeline:
@@ -172,7 +174,7 @@ class Timeline:
             if applier is not None:
                 try:
                     applier(self, index, flags, band, a, b, c)
-                except (IndexError, ValueError, KeyError, TypeError) as error:
+                except _IMPLAUSIBLE as error:
                     if index < len(segment) - segment.unchecked:
                         raise
                     self._implausible(segment, index, error)

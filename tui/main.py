@@ -32,6 +32,7 @@ from bandscope.tui.commands import bench as bench_command
 from bandscope.tui.commands import doctor as doctor_command
 from bandscope.tui.commands import replay as replay_command
 from bandscope.tui.commands import run as run_command
+from bandscope.tui.commands import top as top_command
 from bandscope.tui.commands.inspect.app import app as inspect_app
 
 PROGRAM = "bandscope"
@@ -68,6 +69,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run_command.run)
+app.command("top")(top_command.top)
 app.add_typer(inspect_app)
 app.command("replay")(replay_command.replay)
 app.command("bench")(bench_command.bench)

@@ -43,7 +43,8 @@ class ServingMemory(Protocol):
 
     def complete(self, ticket: int) -> None: ...
 
-    def compact(self) -> None: ...
+    def compact(self, *, urgent: bool = False) -> None:
+        """Close holes: some of them at leisure, or all of them now."""
 
     def held(self, requests: Sequence[int]) -> np.ndarray:
         """Pages that each request holds, shape (requests, bands)."""
@@ -89,8 +90,8 @@ class ArenaMemory:
         self.arena.device.wait(ticket)
         self.arena.complete(ticket)
 
-    def compact(self) -> None:
-        self.arena.compact()
+    def compact(self, *, urgent: bool = False) -> None:
+        self.arena.compact(urgent=urgent)
 
     def held(self, requests: Sequence[int]) -> np.ndarray:
         books = self.arena.books
@@ -193,7 +194,7 @@ class PoolMemory:
     def complete(self, ticket: int) -> None:
         pass
 
-    def compact(self) -> None:
+    def compact(self, *, urgent: bool = False) -> None:
         pass
 
     def held(self, requests: Sequence[int]) -> np.ndarray:

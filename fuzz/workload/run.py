@@ -63,6 +63,7 @@ class RunConfig:
     max_moves: int = 4096
     barrier: str = "fine"
     slow_forward: int = 0
+    compact_pressure: float = 0.0
     check_every: int = 256
     record: str | None = None
     stacks: int = 0
@@ -123,6 +124,8 @@ class Run:
             chunk_tokens=config.chunk_tokens,
             max_running=config.max_running,
             output_reserve=config.output_reserve,
+            urgent_compact_share=config.compact_pressure,
+            seed=config.seed,
         )
         self.content = self._content_forward(zero_all)
         self.scheduler = Scheduler(
@@ -339,6 +342,10 @@ def _check_numbers(config: RunConfig) -> None:
     if config.barrier not in BARRIERS:
         raise ConfigError(
             f"--barrier {config.barrier} was asked for, but the barriers are {', '.join(BARRIERS)}"
+        )
+    if not 0 <= config.compact_pressure <= 1:
+        raise ConfigError(
+            f"--compact-pressure {config.compact_pressure} was asked for; give a share from 0 to 1"
         )
     if not 0 <= config.output_reserve <= 1:
         raise ConfigError(

@@ -11,6 +11,7 @@ Nothing here depends on real time: the same trace, seed and memory give the same
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -51,12 +52,16 @@ class StepCost:
 class SchedulerConfig:
     """`chunk_tokens`: prefill tokens per step. `max_running`: requests at once. `output_reserve`:
     share of a request's outstanding output that admission sets aside (1: the worst case, so that
-    admitted requests finish; less: more at once, with retractions)."""
+    admitted requests finish; less: more at once, with retractions). `urgent_compact_share`: share of
+    the steps, drawn by `seed`, after which every band is packed at once although nobody asks for it:
+    pressure for tests of what moves under readers."""
 
     chunk_tokens: int = 8192
     max_running: int = 1024
     output_reserve: float = 1.0
     compact_every_steps: int = 1
+    urgent_compact_share: float = 0.0
+    seed: int = 0
     cost: StepCost = StepCost()
 
 
@@ -125,6 +130,7 @@ class Scheduler:
         self._next_number = 0
         self._in_flight: deque[int] = deque()
         self._blocked = False
+        self._random = random.Random(self.config.seed)
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -310,7 +316,9 @@ class Scheduler:
         for running in finished:
             self._leave(running, "finished")
         self._complete(keep=1)
-        if self.results.steps % self.config.compact_every_steps == 0:
+        if self._random.random() < self.config.urgent_compact_share:
+            self.memory.compact(urgent=True)
+        elif self.results.steps % self.config.compact_every_steps == 0:
             self.memory.compact()
         if self.after_step is not None:
             self.after_step(self)

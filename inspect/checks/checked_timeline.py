@@ -24,6 +24,8 @@ from bandscope.inspect.timeline import Timeline
 
 _U32 = 0xFFFFFFFF
 _CHUNK = 16_384  # records turned into numbers at a time
+# What applying a record raises that makes no sense.
+_IMPLAUSIBLE = (IndexError, ValueError, KeyError, TypeError, OverflowError)
 # Findings are kept up to this many; a broken trace may break something at every event.
 FINDINGS_MAX = 1000
 
@@ -89,7 +91,7 @@ class CheckedTimeline(Timeline):
                             applier = appliers.get(kind)
                             if applier is not None:
                                 applier(self, index, flags, band, a, b, c)
-                        except (IndexError, ValueError, KeyError, TypeError) as error:
+                        except _IMPLAUSIBLE as error:
                             what = f"the event cannot be applied: {type(error).__name__}: {error}"
                             self.broken("tables", "", what)
                 index += 1

@@ -68,10 +68,10 @@ class Race:
         return f"a write-after-read barrier (fine) behind ticket {self.ticket} {where}"
 
     def __str__(self) -> str:
-        more = f" and {self.places - 1:,} more" if self.places > 1 else ""
+        more = f"; so for {self.places:,} places" if self.places > 1 else ""
         return (
-            f"{self.kind} in {self.band}: {self.first}, then {self.second}{more}, and nothing orders "
-            f"them. Missing: {self.missing}."
+            f"{self.kind} in {self.band}: {self.first}, then {self.second}, and nothing orders them"
+            f"{more}. Missing: {self.missing}."
         )
 
 

@@ -49,6 +49,8 @@ __all__ = ["Access", "Race", "RaceReport", "find_races"]
 
 _U32 = 0xFFFFFFFF
 _CHUNK = 16_384  # records turned into numbers at a time
+# What applying a record raises that makes no sense.
+_IMPLAUSIBLE = (IndexError, ValueError, KeyError, TypeError, OverflowError)
 # Forwards that stay open for want of any edge are remembered up to this many.
 OPEN_MAX = 256
 
@@ -168,7 +170,7 @@ class _Checker:
                     if applier is not None:
                         try:
                             applier(self, base + index, index, flags, band, a, b, c)
-                        except (IndexError, ValueError, KeyError, TypeError) as error:
+                        except _IMPLAUSIBLE as error:
                             self.report.notes.append(
                                 f"event {base + index:,} cannot be applied ({error}); what follows is "
                                 "not used up to the next keyframe"

@@ -2,8 +2,10 @@
 
 It begins with the last keyframe at or before the stretch and ends with the operation that the stretch
 ends in, so it opens, seeks and replays like any trace. Of the first segment, what lies before the
-keyframe is left out: only the texts that later records name are kept there, and records of no meaning
-fill the rest of a block of checksums, so that all numbers stay what they were.
+keyframe is left out: there stand the header, how many events are not here (as in a ring), and the texts
+that later records name; records of no meaning fill the rest of a block of checksums, so that all
+numbers stay what they were. A later segment begins with its keyframe and, in the place of a copy of
+the header, with how many events are not here.
 """
 
 from __future__ import annotations
@@ -42,19 +44,21 @@ def write(window: Window, draft: Path) -> int:
     draft.mkdir()
     write_header(draft, header)
     sealed = seal_header(header)
+    begin: int | None = None  # the first event of the slice, fillers included
     for number, segment in enumerate(trace.segments(keyframe, stop)):
         first = max(0, keyframe - segment.first_sequence)
         last = min(len(segment), stop - segment.first_sequence)
         _check_sound(trace, segment, first, last)
         is_last = segment.stop_sequence >= stop
-        _Copy(trace, segment, number, draft, sealed).run(first, last, is_last)
+        copy = _Copy(trace, segment, number, draft, sealed, begin)
+        begin = copy.run(first, last, is_last)
     return stop - keyframe
 
 
 def _keyframe_for(window: Window) -> int:
     """The last keyframe at or before the window, else the first one in it."""
     trace = window.trace
-    found = None
+    found: int | None = None
     for segment in trace.segments(trace.start, window.stop):
         for index in segment.find(Kind.KEYFRAME).tolist():
             if form.crc32(segment.payload(index)) != int(segment.records["c"][index]):
@@ -85,23 +89,29 @@ class _Copy:
     """Copies records of one segment; those that lean on a record left behind are made whole."""
 
     def __init__(
-        self, trace: Trace, segment: SegmentReader, number: int, directory: Path, header: bytes
+        self,
+        trace: Trace,
+        segment: SegmentReader,
+        number: int,
+        directory: Path,
+        header: bytes,
+        begin: int | None,
     ) -> None:
         self.segment = segment
         self.number = number
         self.directory = directory
         self.header = header
+        self.begin = begin
         self.decoder = decoder_for(trace, segment)
         self.trace_id = int(trace.header["trace_id"], 16)
 
-    def run(self, first: int, last: int, is_last: bool) -> None:
-        """Copy records `[first, last)`; `first` is the segment's first or a keyframe."""
+    def run(self, first: int, last: int, is_last: bool) -> int:
+        """Copy records `[first, last)`; `first` is the segment's first or the slice's keyframe.
+        Returns the first event of the slice."""
         segment = self.segment
         texts = self._texts_before(first, last)
         origin = self._origin(first, len(texts))
-        clock_ns = segment.clock_ns
-        if first:
-            clock_ns = int(segment.records["a"][first])
+        self.clock_ns = int(segment.records["a"][first]) if first else segment.clock_ns
         lengths = segment.records["length"][first:last].astype(np.int64)
         prefix_bytes = len(self.header) + sum(len(text) + 8 for _, text in texts)
         writer = self.writer = SegmentWriter(
@@ -109,21 +119,26 @@ class _Copy:
             self.number,
             trace_id=self.trace_id,
             first_sequence=segment.first_sequence + origin,
-            wall_ns=segment.wall_ns + clock_ns - segment.clock_ns,
-            clock_ns=clock_ns,
+            wall_ns=segment.wall_ns + self.clock_ns - segment.clock_ns,
+            clock_ns=self.clock_ns,
             records=last - origin + BLOCK,
             pages_bytes=int(lengths.sum()) + 8 * (last - first) + prefix_bytes + 4096,
         )
         try:
             if first:
-                self._write_before(first - origin, texts, clock_ns)
-            self._copy(first, last, origin)
+                self.begin = writer.first_sequence
+                self._write_before(first - origin, texts)
+                self._copy(first, last, origin)
+            else:
+                self._copy(self._write_start(), last, origin)
             writer.finish(form.CLEAN if is_last else form.CONTINUED)
         except BaseException:
             writer.abandon()
             raise
         if writer.full is not None:
             raise writer.full
+        assert self.begin is not None
+        return self.begin
 
     def _texts_before(self, first: int, last: int) -> list[tuple[int, bytes]]:
         """The texts written before `first` that records from there on name."""
@@ -147,16 +162,23 @@ class _Copy:
 
     def _origin(self, first: int, texts: int) -> int:
         """The old index of the new segment's first record: a whole number of blocks before `first`,
-        with room for the header and the texts. It is never below 0, since they all were there."""
+        with room for header, LOST and texts. It is below 0 where `first` is the first keyframe of a
+        later segment, which has no room for LOST before it."""
+        if not first:
+            return 0
         origin = first - first % BLOCK
-        while origin and first - origin - (first - origin) // BLOCK < 1 + texts:
+        before = self.segment.first_sequence
+        while before + origin > 0 and first - origin - (first - origin) // BLOCK < 2 + texts:
             origin -= BLOCK
         return origin
 
-    def _write_before(self, room: int, texts: list[tuple[int, bytes]], clock_ns: int) -> None:
+    def _write_before(self, room: int, texts: list[tuple[int, bytes]]) -> None:
+        """`room` records before the keyframe."""
         writer = self.writer
         length = writer.payload(self.header)
-        writer.put(Kind.HEADER, 0, NO_BAND, length, clock_ns, 0, 0)
+        writer.put(Kind.HEADER, 0, NO_BAND, length, self.clock_ns, 0, 0)
+        if writer.first_sequence:
+            writer.put(Kind.LOST, 0, NO_BAND, 0, writer.first_sequence, 0, 0)
         for number, text in texts:
             writer.put(Kind.TEXT, 0, NO_BAND, writer.payload(text), 0, 0, number)
         while writer.number <= room:
@@ -164,6 +186,24 @@ class _Copy:
                 writer.end_block()
             else:
                 writer.put(Kind.TEXT, 0, NO_BAND, 0, 0, 0, 0)
+
+    def _write_start(self) -> int:
+        """The first records of a later segment; returns how many they are."""
+        records, writer = self.segment.records, self.writer
+        if not self.begin or len(records) < 2:
+            return 0
+        second = int(records["kind"][1])
+        if second == Kind.LOST:  # a ring's
+            length = writer.payload(self.header)
+            writer.put(Kind.HEADER, 0, NO_BAND, length, self.clock_ns, 0, 0)
+        elif second == Kind.KEYFRAME:
+            flags, band, _, a, b, c, _ = records[1].tolist()[1:]
+            length = writer.payload(self.segment.payload(1))
+            writer.put(Kind.KEYFRAME, flags, band, length, a, b, c)
+        else:
+            return 0
+        writer.put(Kind.LOST, 0, NO_BAND, 0, self.begin, 0, 0)
+        return 2
 
     def _copy(self, first: int, last: int, origin: int) -> None:
         segment, writer = self.segment, self.writer
@@ -183,9 +223,6 @@ class _Copy:
             became = None
             if kind == Kind.HEADER:
                 data = self.header
-            elif kind == Kind.LOST and index == 1:
-                # What a ring had lost when the segment began was lost before the slice.
-                kind, a = Kind.TEXT, 0
             elif kind in _BATCHES and flags & form.SAME_BATCH:
                 if c - 1 >= first:
                     c -= origin

@@ -47,7 +47,7 @@ def write(window: Window, draft: Path) -> int:
     return window.stop - window.start
 
 
-# --- what happened ------------------------------------------------------------------------------------
+# --- what happened --------------------------------------------------------------------------------
 
 _KINDS = {int(kind) for kind in (Kind.PAGE_MOVE, Kind.BAND_MOVE, Kind.BARRIER, Kind.OUTCOME)}
 
@@ -102,11 +102,17 @@ def _operation(event: Event, window: Window) -> str:
     if event.operation < 0:
         return ""
     segment = window.trace.segment_of(event.operation)
-    kind = Kind(int(segment.records["kind"][event.operation - segment.first_sequence]))
-    return kind.name.title().replace("_", "") if kind != Kind.OPERATION else "other"
+    index = event.operation - segment.first_sequence
+    kind = Kind(int(segment.records["kind"][index]))
+    if kind != Kind.OPERATION:
+        return kind.name.title().replace("_", "")
+    try:
+        return str(json.loads(segment.payload(index))["kind"])
+    except (ValueError, KeyError, TypeError):
+        return "unknown"
 
 
-# --- parts of the page --------------------------------------------------------------------------------
+# --- parts of the page ----------------------------------------------------------------------------
 
 
 def _facts(window: Window) -> str:
@@ -116,7 +122,8 @@ def _facts(window: Window) -> str:
     gpu = header.get("gpu") or {}
     told = {
         "Trace": str(trace.path),
-        "Events": f"{window.start:,} to {window.stop - 1:,} of {trace.start:,} to {trace.stop - 1:,}",
+        "Events": f"{window.start:,} to {window.stop - 1:,} "
+        f"of {trace.start:,} to {trace.stop - 1:,}",
         "Time": f"{_milliseconds(low)} to {_milliseconds(high)} ms after recording began",
         "Ended": trace.ending,
         "Lost events": f"{trace.lost:,}" if trace.lost else "",
@@ -219,17 +226,21 @@ def _tables(found: _Found) -> str:
             ("kind", "why", "times"),
             ([kind, why, f"{n:,}"] for (kind, why), n in found.barriers.most_common()),
         ),
-        _more("The first ones", len(found.barrier_rows), f"{sum(found.barriers.values()):,} in all"),
+        _first_ones(found.barrier_rows, found.barriers),
         _table(("event", "ms", "operation", "kind", "ticket", "why"), found.barrier_rows),
         "<h2>Refusals</h2>",
         _table(
             ("operation", "reason", "times"),
             ([kind, why, f"{n:,}"] for (kind, why), n in found.refusals.most_common()),
         ),
-        _more("The first ones", len(found.refusal_rows), f"{sum(found.refusals.values()):,} in all"),
+        _first_ones(found.refusal_rows, found.refusals),
         _table(("event", "ms", "operation", "reason", "message"), found.refusal_rows),
     ]
     return "".join(parts)
+
+
+def _first_ones(rows: list[list[Any]], counts: Counter[tuple[str, str]]) -> str:
+    return _more("The first ones", len(rows), f"{sum(counts.values()):,} in all")
 
 
 def _more(title: str, shown: int, of: str) -> str:
@@ -242,7 +253,8 @@ def _table(heads: tuple[str, ...], rows: Iterable[list[Any]]) -> str:
         return "<p>None.</p>" if heads[-1] == "times" or heads[0] == "band" else ""
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="table">{table}</div>'
 
 
 def _data(window: Window, film: picture.Film) -> dict[str, Any]:

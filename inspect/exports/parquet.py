@@ -17,6 +17,8 @@ from bandscope.inspect.exports import rows
 from bandscope.inspect.exports.window import Window, need, steps
 
 ROW_GROUP = 65_536
+ROW_GROUP_BYTES = 32 << 20
+_BATCH = 4096  # rows as Python values before they become columns
 
 
 def write(window: Window, draft: Path) -> int:
@@ -52,7 +54,7 @@ def write(window: Window, draft: Path) -> int:
 
 
 class _Table:
-    """One file; rows are kept until they fill a group."""
+    """One file. A row group is written when it has enough rows, or bytes."""
 
     def __init__(
         self,
@@ -66,6 +68,8 @@ class _Table:
         self.schema = arrow.schema([(name, types[kind]) for name, kind in columns], metadata)
         self.writer = arrow.parquet.ParquetWriter(path, self.schema, compression="zstd")
         self.rows: list[tuple[Any, ...]] = []
+        self.batches: list[Any] = []
+        self.batch_bytes = 0
         self.count = 0
 
     def __enter__(self) -> _Table:
@@ -73,23 +77,33 @@ class _Table:
 
     def __exit__(self, kind: object, *error: object) -> None:
         if kind is None:
-            self.flush()
+            self._end_batch()
+            self._end_group()
         self.writer.close()
 
     def add(self, row: tuple[Any, ...]) -> None:
         """Add a row, its values in the order of the columns."""
         self.rows.append(row)
         self.count += 1
-        if len(self.rows) >= ROW_GROUP:
-            self.flush()
+        if len(self.rows) == _BATCH:
+            self._end_batch()
+            enough = len(self.batches) * _BATCH >= ROW_GROUP
+            if enough or self.batch_bytes >= ROW_GROUP_BYTES:
+                self._end_group()
 
-    def flush(self) -> None:
-        """Write what is kept as a row group."""
+    def _end_batch(self) -> None:
         if self.rows:
-            columns = zip(*self.rows, strict=True)
             arrays = [
                 self.arrow.array(column, field.type)
-                for column, field in zip(columns, self.schema, strict=True)
+                for column, field in zip(zip(*self.rows, strict=True), self.schema, strict=True)
             ]
-            self.writer.write_table(self.arrow.Table.from_arrays(arrays, schema=self.schema))
+            batch = self.arrow.RecordBatch.from_arrays(arrays, schema=self.schema)
+            self.batches.append(batch)
+            self.batch_bytes += batch.nbytes
             self.rows = []
+
+    def _end_group(self) -> None:
+        if self.batches:
+            table = self.arrow.Table.from_batches(self.batches)
+            self.writer.write_table(table, row_group_size=max(1, table.num_rows))
+            self.batches, self.batch_bytes = [], 0

@@ -106,12 +106,13 @@ class _Tracks:
                 tid = self._tid(name) + offset
                 yield _name("thread_name", BANDS, name + what, tid)
                 order = {"sort_index": index * TRACKS_OF_A_BAND + offset}
-                yield {"ph": "M", "name": "thread_sort_index", "pid": BANDS, "tid": tid, "args": order}
+                where = {"pid": BANDS, "tid": tid}
+                yield {"ph": "M", "name": "thread_sort_index", **where, "args": order}
 
     def _tid(self, band: str) -> int:
         return 1 + TRACKS_OF_A_BAND * self.indexes[band]
 
-    # --- steps --------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def _step(self, step: Step) -> Iterator[Record]:
         asked = step.asked
@@ -143,7 +144,7 @@ class _Tracks:
         return _slice(name, STREAMS, SCHEDULE, asked.time_ns, duration, about)
 
     def _effect(self, event: Event, at: int, left: int) -> Iterator[Record]:
-        about = {"sequence": event.sequence}
+        about: Record = {"sequence": event.sequence}
         match event.body:
             case events.BandMove() as move:
                 about |= {"before": move.before, "after": move.after, "why": move.why}
@@ -202,7 +203,7 @@ class _Tracks:
         yield {"ph": "s", **common, "tid": tids[0]}
         yield {"ph": "f", "bp": "e", **common, "tid": tids[1]}
 
-    # --- counters -----------------------------------------------------------------------------------
+    # --- counters ---------------------------------------------------------------------------------
 
     def _counters(self, step: Step, state: ArenaState, *, everything: bool) -> Iterator[Record]:
         touched = {getattr(event.body, "band", None) for event in step.effects}

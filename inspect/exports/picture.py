@@ -88,7 +88,8 @@ def _instants(window: Window, columns: int) -> tuple[list[int], list[int], dict[
         kinds = segment.records["kind"]
         first = max(0, window.start - segment.first_sequence)
         last = min(len(segment), window.stop - segment.first_sequence)
-        ended = first + np.flatnonzero((kinds == Kind.OUTCOME)[first:last] & segment.good[first:last])
+        outcomes = (kinds == Kind.OUTCOME) & segment.good
+        ended = first + np.flatnonzero(outcomes[first:last])
         if not ended.size:
             ended = asked
         if not ended.size:
@@ -109,8 +110,8 @@ def _instants(window: Window, columns: int) -> tuple[list[int], list[int], dict[
 def _sample(band: BandState) -> BandSample:
     start, stop = band.byte_range()
     pinned = int(np.count_nonzero(band.pins[band.slice]))
-    counts = (band.count(state) for state in (LIVE, HOLE, PENDING))
-    return BandSample(start, stop, *counts, pinned)
+    live, holes, pending = (band.count(state) for state in (LIVE, HOLE, PENDING))
+    return BandSample(start, stop, live, holes, pending, pinned)
 
 
 def _column(state: ArenaState) -> np.ndarray:

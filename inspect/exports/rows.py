@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,14 @@ class EventRows:
 
 def operation_columns(body: Operation) -> dict[str, Any]:
     """Request, requests, ticket, why and the whole of an operation, by column of the events."""
+    try:
+        return _operation_columns(body)
+    except TypeError:  # a value in it cannot be hashed
+        return _operation_columns.__wrapped__(body)
+
+
+@lru_cache(maxsize=16)  # batches repeat, and several tables ask
+def _operation_columns(body: Operation) -> dict[str, Any]:
     told = {item.name: getattr(body, item.name) for item in fields(body)}
     requests = told.get("requests")
     return {
@@ -246,7 +255,8 @@ class PageRows:
         """Virtual page, generation, place, former place and request of every page; −1 for none."""
         index = self.indexes[body.band]
         band = None if state is None else state.bands[index]
-        virtual = physical = origin = owner = generation = None
+        virtual = physical = origin = owner = None
+        generation: np.ndarray | None = None
         if isinstance(body, _BY_PLACE):
             # These pages hold nothing any more, so they have no name.
             physical = np.sort(body.pages)
@@ -263,7 +273,8 @@ class PageRows:
                 elif band is not None and state is not None:
                     physical = band.page_of[virtual].astype(np.int64)
                     # Pinned pages may have been freed meanwhile: then their name is gone.
-                    generation = np.where(physical < 0, UNMAPPED, generation)
+                    generation = state.ids_of(index).generation[virtual]
+                    generation[physical < 0] = UNMAPPED
                     pin = state.pins.get(body.lease)
                     if pin is not None and np.array_equal(pin.virtual, virtual):
                         physical = pin.physical

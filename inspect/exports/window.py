@@ -77,8 +77,9 @@ def make_window(trace: Trace, start: int | None, stop: int | None) -> Window:
 
 def _is_operation(segment: SegmentReader) -> np.ndarray:
     kinds = segment.records["kind"]
-    asked: np.ndarray = (kinds >= form.FIRST_OPERATION) & (kinds <= form.LAST_OPERATION)
-    return asked & segment.good
+    asked = (kinds >= form.FIRST_OPERATION) & (kinds <= form.LAST_OPERATION)
+    sound: np.ndarray = asked & segment.good
+    return sound
 
 
 def boundary(trace: Trace, sequence: int) -> int:

@@ -453,3 +453,23 @@ def test_a_sample_is_what_the_arena_holds() -> None:
     assert [stop - start for start, stop in second.extents] == [512, 2560, 2560]
     gaps = [stop - start for start, stop in arena.books.chain.gaps()]
     assert series.largest_gap_bytes_min == max(gaps)
+
+
+def test_compaction_pressure_packs_at_random_and_stays_right() -> None:
+    """Urgent compactions in a share of the steps: more pages move, content and books stay right."""
+    moved = {}
+    for share in (0.0, 0.5):
+        run = Run(
+            RunConfig(
+                device="cpu", requests=12, arena_bytes=256 << 20, compact_pressure=share, seed=3
+            )
+        )
+        run.serve()
+        assert run.failures == 0
+        moved[share] = sum(band.moves_urgent for band in run.counters.bands.values())
+    assert moved[0.5] > moved[0.0]
+
+
+def test_compaction_pressure_is_a_share() -> None:
+    with pytest.raises(ConfigError, match="--compact-pressure 2 was asked for"):
+        Run(RunConfig(device="none", compact_pressure=2))

@@ -12,7 +12,7 @@ import pytest
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.errors import TraceError
 from bandscope.inspect.counters import Counters
-from bandscope.inspect.metrics import Metrics, render
+from bandscope.inspect.metrics import Metrics, Source, render
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.timeline import Timeline
 from tests.allocator.arenas import LAYOUTS, RandomEngine, small_arena
@@ -21,13 +21,13 @@ from tests.inspect_.traces import record
 Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def parsed(text: str) -> Values:
-    """Values by name and labels."""
+def parsed(source: Source, counters: Counters | None = None) -> Values:
+    """The values of the text by name and labels."""
     parser = pytest.importorskip(
         "prometheus_client.parser", reason="prometheus-client is not installed"
     )
     values: Values = {}
-    for family in parser.text_string_to_metric_families(text):
+    for family in parser.text_string_to_metric_families(render(source, counters)):
         assert family.documentation
         for sample in family.samples:
             values[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
@@ -53,7 +53,7 @@ def run(layout: Any, operations: int, seed: int = 4) -> tuple[Arena, Counters]:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_figures_are_the_arenas(name: str) -> None:
     arena, counters = run(LAYOUTS[name], 400)
-    values = parsed(render(arena, counters))
+    values = parsed(arena, counters)
     extents = 0
     for fact in arena.facts():
         for what, pages in (
@@ -89,13 +89,13 @@ def test_the_figures_are_the_arenas(name: str) -> None:
 def test_gaps_lie_between_neighbours() -> None:
     arena = small_arena(LAYOUTS["P2m"])
     total = arena.total_bytes - arena.plan.sink_bytes
-    values = parsed(render(arena))
+    values = parsed(arena)
     assert of(values, "band_gap_bytes", band="mamba") == total
     assert of(values, "band_gap_bytes", band="full") == total
     arena.admit(1)
     arena.extend(1, 4)
     low, high = arena.facts()
-    values = parsed(render(arena))
+    values = parsed(arena)
     free = high.start_byte - low.stop_byte
     at_top = arena.total_bytes - high.stop_byte
     at_bottom = low.start_byte - arena.plan.sink_bytes
@@ -108,15 +108,15 @@ def test_a_state_of_a_trace_has_the_same_figures(tmp_path: Path) -> None:
     recorded = record(tmp_path / "run", LAYOUTS["P3"], seed=7, operations=300)
     trace = Trace(recorded.path)
     timeline = Timeline(trace)
-    told = parsed(render(timeline.seek(trace.stop)))
-    live = parsed(render(recorded.arena))
+    told = parsed(timeline.seek(trace.stop))
+    live = parsed(recorded.arena)
     assert told == {key: v for key, v in live.items() if not key[0].endswith("_estimate")}
 
 
 def test_facts_alone_tell_what_they_know() -> None:
     arena, _ = run(LAYOUTS["P3"], 50)
-    values = parsed(render(arena.facts()))
-    live = parsed(render(arena))
+    values = parsed(arena.facts())
+    live = parsed(arena)
     assert values == {k: v for k, v in live.items() if "gap" not in k[0] and "arena" not in k[0]}
 
 

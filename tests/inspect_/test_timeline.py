@@ -20,7 +20,7 @@ from tests.inspect_.traces import record
 def test_the_state_at_every_operation_is_the_arenas_own(
     tmp_path: Path, name: str, seed: int
 ) -> None:
-    """From one keyframe at the start, by events alone; then again by seeking from keyframes, backwards."""
+    """From one keyframe at the start, by events alone."""
     recorded = record(
         tmp_path / "run", LAYOUTS[name], seed=seed, operations=300, snapshots=True,
         keyframe_every=10**9,

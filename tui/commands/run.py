@@ -81,6 +81,13 @@ def run(
     slow_forward: Annotated[
         int, typer.Option(help="With --verify attention: stretch the kernels this many times.")
     ] = 0,
+    compact_pressure: Annotated[
+        float,
+        typer.Option(
+            help="Share of the steps, drawn at random, after which every band is packed at once: "
+            "pressure on what moves under readers."
+        ),
+    ] = 0.0,
     check_every: Annotated[int, typer.Option(help="Steps between full checks.")] = 256,
     record: Annotated[
         str | None,
@@ -132,6 +139,7 @@ def run(
             max_moves=max_moves,
             barrier=barrier,
             slow_forward=slow_forward,
+            compact_pressure=compact_pressure,
             check_every=check_every,
             record=record,
             stacks=stacks,

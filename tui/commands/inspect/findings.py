@@ -144,8 +144,8 @@ def _holdings(title: str, holdings: list[Holding], limit: int) -> object:
     from bandscope.tui.commands.inspect import tables
 
     made = tables.table(
-        f"{title}, oldest first", "holder", "band", ">pages", ">bytes", "leased by", ">age",
-        "which",
+        f"{title}, oldest first", "holder", "band", ">pages", ">bytes", "by", ">event",
+        ">age", "which",
     )  # fmt: skip
     by_age = sorted(holdings, key=lambda one: one.sequence)
     for one in by_age[: limit or None]:
@@ -154,7 +154,7 @@ def _holdings(title: str, holdings: list[Holding], limit: int) -> object:
         lease = f", lease {one.lease}" if one.lease else ""
         tables.row(
             made, owner + lease, one.band, spell_count(one.virtual.size), spell_bytes(one.bytes),
-            f"{one.operation}, event {one.sequence:,}" if one.sequence >= 0 else one.operation, age,
+            one.operation, f"{one.sequence:,}" if one.sequence >= 0 else "–", age,
             spell_runs(one.virtual, 3),
         )  # fmt: skip
     return made
@@ -188,7 +188,9 @@ def check(trace: TracePath, limit: Limit = _SHOWN, as_json: AsJson = False) -> N
     else:
         console = tables.screen()
         for one in found[: limit or None]:
-            tables.hanging(console, f"{one.sequence:,}: ", str(one), "bold red")
+            where = f" in {one.band}" if one.band else ""
+            text = f"{one.name}{where}: {one.detail}"
+            tables.hanging(console, f"{one.sequence:,}: ", text, "bold red")
         _more(console, len(found), limit)
         for event in told[: limit or None]:
             text = f"{getattr(event.body, 'name', '')}: {getattr(event.body, 'detail', '')}"
@@ -224,7 +226,7 @@ def refusals(
         return
     console = tables.screen()
     for one in found[: limit or None]:
-        tables.hanging(console, f"{one.sequence:,}: ", one.text, "bold")
+        tables.hanging(console, "", one.text)
         console.print(_layout(one))
     _more(console, len(found), limit)
     tables.warn_gaps(console, missing)

@@ -58,7 +58,7 @@ def hanging(console: Console, head: str, text: str, style: str = "") -> None:
     if width - len(head) < 20:
         console.print(Text(f"{head}{text}"))
         return
-    lines = textwrap.wrap(text, width - len(head)) or [""]
+    lines = textwrap.wrap(text, width - len(head), break_on_hyphens=False) or [""]
     console.print(Text.assemble((head, style), lines[0]), no_wrap=True, overflow="crop")
     for line in lines[1:]:
         console.print(Text(" " * len(head) + line), no_wrap=True, overflow="crop")

@@ -1,0 +1,28 @@
+"""Fixtures of the command line's tests."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+
+from tests.tui.inspecting import Inspect
+
+
+@pytest.fixture
+def plain_surroundings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """No colour, width or running recorder of the surroundings leaks into a test."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "BANDSCOPE_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    runtime = str(tmp_path_factory.mktemp("runtime"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    monkeypatch.setattr(tempfile, "tempdir", runtime)
+
+
+@pytest.fixture
+def inspect(plain_surroundings: None, capsys: pytest.CaptureFixture[str]) -> Inspect:
+    """The commands, called in this process."""
+    return Inspect(capsys)

@@ -1,0 +1,1 @@
+"""The live screen: a reading worker makes snapshots, and the screen is a function of the latest."""

@@ -1,0 +1,137 @@
+"""The maps: bands across the arena's bytes, single pages, and the bands over time."""
+
+from __future__ import annotations
+
+from bandscope.tui.top.look import Glyphs, Line
+from bandscope.tui.top.placing import place, sink_columns
+from bandscope.tui.top.snapshot import Cell, Run, Snapshot
+from bandscope.tui.units import spell_bytes, spell_seconds
+
+_STATE_STYLES = {
+    Cell.GAP: "faint", Cell.SINK: "dim", Cell.HOLE: "dim", Cell.PENDING: "warn",
+    Cell.PINNED: "bad bold",
+}  # fmt: skip
+
+
+def _gutter(text: str, gutter: int) -> Line:
+    return [(f"{text[: gutter - 1]:>{gutter - 1}} ", "dim")] if gutter else []
+
+
+def letters_line(snapshot: Snapshot, gutter: int, columns: int) -> Line:
+    """Which band each character belongs to."""
+    extents = tuple(band.extent_bytes for band in snapshot.bands)
+    return _gutter("bands", gutter) + _bands(snapshot, extents, columns)
+
+
+def _bands(snapshot: Snapshot, extents: tuple[tuple[int, int], ...], columns: int) -> Line:
+    shown = snapshot.map
+    taken = sink_columns(snapshot.sink_bytes, shown.low, shown.high, columns)
+    line: Line = [("#" * taken, "dim")]
+    at = taken
+    for index, first, stop in place(extents, shown.low, shown.high, columns, taken):
+        if first > at:
+            line.append(("·" * (first - at), "faint"))
+        line.append((snapshot.bands[index].letter * (stop - max(first, at)), f"band{index} bold"))
+        at = stop
+    line.append(("·" * (columns - at), "faint"))
+    return line
+
+
+def _runs(runs: tuple[Run, ...], glyphs: Glyphs, cursor: int = -1) -> Line:
+    line: Line = []
+    at = 0
+    for run in runs:
+        glyph = glyphs.cells[run.cell]
+        style = _STATE_STYLES.get(run.cell, f"band{run.band}")
+        if at <= cursor < at + run.length:
+            before = cursor - at
+            line.append((glyph * before, style))
+            line.append((glyph, f"{style} reverse"))
+            line.append((glyph * (run.length - before - 1), style))
+        else:
+            line.append((glyph * run.length, style))
+        at += run.length
+    return line
+
+
+def states_line(snapshot: Snapshot, gutter: int, glyphs: Glyphs) -> Line:
+    """What the pages of each character are."""
+    return _gutter("pages", gutter) + _runs(snapshot.map.runs, glyphs, snapshot.map.cursor)
+
+
+def marks_line(snapshot: Snapshot, gutter: int, columns: int, glyphs: Glyphs) -> Line:
+    """Where the cursor is, where pages moved from and to, and which bytes the edges are."""
+    shown = snapshot.map
+    low, high = spell_bytes(shown.low), spell_bytes(shown.high)
+    marked = {*shown.moved_from, *shown.moved_to, shown.cursor}
+    if marked & set(range(len(low))):  # a mark says more than the number it would tear apart
+        low = ""
+    if marked & set(range(columns - len(high), columns)):
+        high = ""
+    text = list(low + " " * max(0, columns - len(low) - len(high)) + high)[:columns]
+    styles = ["dim"] * len(text)
+    marks = [(shown.moved_from, glyphs.left, "warn"), (shown.moved_to, glyphs.came, "good bold")]
+    if shown.cursor >= 0:
+        marks.append(((shown.cursor,), glyphs.cursor, "accent bold"))
+    for places, glyph, style in marks:
+        for at in places:
+            if at < len(text):
+                text[at], styles[at] = glyph, style
+    line = _gutter("moves", gutter)
+    for character, style in zip(text, styles, strict=True):
+        if line and line[-1][1] == style and len(line) > 1:
+            line[-1] = (line[-1][0] + character, style)
+        else:
+            line.append((character, style))
+    return line
+
+
+def zoom_line(snapshot: Snapshot, gutter: int, columns: int, glyphs: Glyphs) -> Line:
+    """Single pages of the band under the cursor."""
+    zoom = snapshot.zoom
+    if zoom is None:
+        return [*_gutter("zoom", gutter), ("the arena is empty", "dim")]
+    shown = sum(run.length for run in zoom.runs)
+    line = _gutter(f"{zoom.page_first:,}", gutter) + _runs(zoom.runs, glyphs, zoom.cursor)
+    about = f"  pages {zoom.page_first:,} to {zoom.page_first + shown - 1:,} of "
+    about += f"{snapshot.bands[zoom.band].name}, one to a character"
+    if shown + len(about) <= columns:
+        line.append((about, "dim"))
+    return line
+
+
+def page_line(snapshot: Snapshot, gutter: int) -> Line:
+    """What is known of the page under the cursor."""
+    page = snapshot.page
+    if page is None:
+        return []
+    band = snapshot.bands[page.band]
+    said = [f"physical page {page.page:,} of {band.name}: {page.state}"]
+    if page.name:
+        said.append(f"holds {page.name}")
+    if page.owner >= 0:
+        said.append(f"owned by request {page.owner}")
+    if page.held_since >= 0:
+        said.append(f"since event {page.held_since:,}")
+    if page.leases:
+        said.append("pinned by lease " + ", ".join(map(str, page.leases)))
+    if page.ticket:
+        said.append(f"waits for ticket {page.ticket:,}")
+    return [*_gutter("page", gutter), (", ".join(said), f"band{page.band}")]
+
+
+def waterfall_lines(snapshot: Snapshot, gutter: int, columns: int) -> list[Line]:
+    """The bands over time, the newest at the bottom."""
+    lines = []
+    slices = snapshot.waterfall
+    newest = slices[-1].time_ns if slices else 0
+    for piece in slices:
+        age = (newest - piece.time_ns) / 1e9
+        label = "now" if not age else "-" + spell_seconds(age).replace(" ", "")
+        line = _gutter(label, gutter)
+        if piece.extents is None:
+            line.append((" " * columns, "faint"))
+        else:
+            line += _bands(snapshot, piece.extents, columns)
+        lines.append(line)
+    return lines

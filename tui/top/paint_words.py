@@ -1,0 +1,131 @@
+"""The lines of words: header, facts or warnings, footer."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+
+from bandscope.tui.top.look import Glyphs, Line, clean
+from bandscope.tui.top.snapshot import Device, Snapshot
+from bandscope.tui.units import spell_bytes, spell_seconds, spell_share
+
+ENDINGS = {
+    "running": "running", "clean": "ended cleanly", "killed": "process was killed",
+    "truncated": "trace is cut off", "damaged": "end is damaged", "disk full": "disk was full",
+    "recording stopped": "recording stopped",
+}  # fmt: skip
+
+
+def status_of(snapshot: Snapshot) -> str:
+    """Live, paused and by how much, and how the trace ends."""
+    where = "live" if snapshot.live else "paused"
+    if snapshot.live and snapshot.ending != "running":
+        where = "at the end"
+    if not snapshot.live:
+        where += f", +{snapshot.newer:,} events"
+    return f"{where} · {ENDINGS.get(snapshot.ending, snapshot.ending)}"
+
+
+def place_of_position(snapshot: Snapshot) -> str:
+    """The position in words."""
+    return (
+        f"event {snapshot.position:,} of {snapshot.stop:,} · "
+        f"{spell_seconds(snapshot.time_ns / 1e9)} of {spell_seconds(snapshot.end_ns / 1e9)}"
+    )
+
+
+def header_line(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Line:
+    """What is shown, where it stands, and how it goes on; the status is always there."""
+    symbol = glyphs.live if snapshot.live else glyphs.paused
+    running = snapshot.ending == "running"
+    status = f" {symbol} {status_of(snapshot)} "
+    if cell_len(status) > width - 12:
+        status = f" {symbol} {status_of(snapshot).partition(' · ')[0].replace(' events', '')} "
+        if not running:
+            status += f"{snapshot.ending} "
+    rank = "" if snapshot.rank is None else f" rank {snapshot.rank}"
+    name = snapshot.path.rpartition("/")[2].removesuffix(".trace")
+    left = f" {clean(name)}{rank} · {place_of_position(snapshot)}"
+    if width > 110:
+        left = f" bandscope · {clean(snapshot.model)} ·{left}"
+    room = width - cell_len(status)
+    if cell_len(left) > room:
+        left = f" {place_of_position(snapshot)}"
+    if cell_len(left) > room:
+        left = f" event {snapshot.position:,}"
+    left = left[:room] + " " * max(0, room - cell_len(left))
+    bad = snapshot.ending in ("killed", "truncated", "damaged", "disk full", "recording stopped")
+    style = "bad bold bar" if bad else "good bold bar" if snapshot.live else "warn bold bar"
+    return [(left, "bold bar"), (status, style)]
+
+
+def warnings_of(snapshot: Snapshot) -> list[str]:
+    """What one must know before believing the picture."""
+    said = []
+    if not snapshot.trusted:
+        said.append("damaged part: the state is that of the last sound event before")
+    if snapshot.violations:
+        said.append(f"{snapshot.violations:,} findings (tab Checks)")
+    if snapshot.damages:
+        more = f" and {len(snapshot.damages) - 1:,} more" if len(snapshot.damages) > 1 else ""
+        said.append(f"damaged: {snapshot.damages[0]}{more}")
+    if snapshot.lost:
+        said.append(f"{snapshot.lost:,} events are lost")
+    return said
+
+
+def facts_of(snapshot: Snapshot) -> list[str]:
+    """The arena in a few words."""
+    held = sum(band.held * band.page_bytes for band in snapshot.bands)
+    usable = snapshot.total_bytes - snapshot.sink_bytes
+    facts = [
+        f"arena {spell_bytes(snapshot.total_bytes)}",
+        f"held {spell_share(held, usable)}",
+        f"{snapshot.requests:,} requests",
+        f"{snapshot.leases:,} leases",
+        f"{len(snapshot.in_flight):,} of {snapshot.issued:,} tickets in flight",
+    ]
+    if snapshot.gate_closed:
+        facts.append("gate closed")
+    return facts + device_words(snapshot.device)
+
+
+def device_words(device: Device) -> list[str]:
+    """The device's figures, each on its own; none where there is no device."""
+    if not device.name:
+        return []
+    figures = (
+        (device.memory_used_bytes, lambda value: f"{spell_bytes(value)} used"),
+        (device.utilization_percent, lambda value: f"{value:.0f} % busy"),
+        (device.temperature_celsius, lambda value: f"{value:.0f} °C"),
+        (device.power_watts, lambda value: f"{value:.0f} W"),
+    )
+    told = ["n/a" if value is None else spell(value) for value, spell in figures]
+    problem = f" ({device.problem})" if device.problem else ""
+    return [f"{device.name}: {' '.join(told)}{problem}"]
+
+
+def second_line(snapshot: Snapshot) -> Line:
+    """Warnings when there are any, else facts."""
+    warnings = warnings_of(snapshot)
+    if warnings:
+        return [(" ! " + " · ".join(warnings), "bad bold")]
+    return [(" " + " · ".join(facts_of(snapshot)), "dim")]
+
+
+_HINTS = (
+    "? help", "q quit", "space pause", ", . event", "< > operation", "[ ] ticket", "g jump",
+    "/ search", "f filter", "b bookmark", "l live", "+ - zoom", "arrows cursor", "tab list", "c check",
+)  # fmt: skip
+
+
+def footer_line(snapshot: Snapshot, trouble: str, width: int) -> Line:
+    """What went wrong; else what the source answered; else the keys."""
+    if trouble or snapshot.message or snapshot.matches:
+        text = " · ".join(part for part in (trouble, snapshot.message, snapshot.matches) if part)
+        return [(f" {text}", "accent bar")]
+    text = ""
+    for hint in _HINTS:
+        if len(text) + len(hint) + 2 > width:
+            break
+        text += f"  {hint}" if text else f" {hint}"
+    return [(text, "dim bar")]

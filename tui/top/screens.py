@@ -1,0 +1,202 @@
+"""Screens on top of the main one: help, the picker of running recorders, and one line of input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.screen import ModalScreen
+from textual.widgets import Input
+
+from bandscope.inspect.registry import Running
+from bandscope.tui.top.canvas import Canvas
+from bandscope.tui.top.keys import GROUPS, MOUSE
+from bandscope.tui.top.look import LEGEND, Glyphs, Line, clean, fit
+from bandscope.tui.units import spell_bytes
+
+if TYPE_CHECKING:
+    from bandscope.tui.top.app import TopApp
+
+
+class _Lines(ModalScreen[Any]):
+    """Lines that may be longer than the screen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = 0
+
+    def compose(self) -> ComposeResult:
+        """One canvas."""
+        yield Canvas()
+
+    @property
+    def main(self) -> TopApp:
+        """The program."""
+        app: Any = self.app
+        return app  # type: ignore[no-any-return]
+
+    def content(self, width: int) -> list[Line]:
+        """All lines."""
+        raise NotImplementedError
+
+    def draw(self) -> None:
+        """Show the part that fits."""
+        width, height = self.size
+        lines = self.content(width)
+        self.top = max(0, min(self.top, len(lines) - height))
+        shown = (lines[self.top : self.top + height] + [[] for _ in range(height)])[:height]
+        glyphs = self.main.glyphs
+        self.query_one(Canvas).show(
+            [fit(line, width, glyphs) for line in shown], self.main.palette
+        )
+
+    def on_mount(self) -> None:
+        """Draw for the first time."""
+        self.draw()
+
+    def on_resize(self, _: events.Resize) -> None:
+        """Draw for the new size."""
+        self.draw()
+
+
+def help_lines(width: int, glyphs: Glyphs) -> list[Line]:
+    """Every key, in two columns where there is room; then the mouse, and the characters."""
+    lines: list[Line] = [[(" bandscope top: keys", "accent bold")], []]
+    cells: list[Line] = []
+    for group, keys in GROUPS:
+        cells.append([(f" {group}", "bold")])
+        cells += [[(f"   {key.shown:<10} ", "accent"), (key.help, "")] for key in keys]
+        cells.append([])
+    cells.append([(" Mouse and more", "bold")])
+    cells += [[(f"   {what:<22} ", "accent"), (does, "")] for what, does in MOUSE]
+    if width >= 130:
+        half = -(-len(cells) // 2)
+        right = cells[half:] + [[]]
+        for one, other in zip(cells[:half], right, strict=False):
+            lines.append(fit(one, width // 2, glyphs) + other)
+    else:
+        lines += cells
+    lines += [[], [(" Characters of the maps", "bold")]]
+    said = "   ".join(f"{glyphs.cells[cell]} {name}" for cell, name in LEGEND)
+    lines.append([(f"   {said}", "")])
+    lines.append([(
+        f"   {glyphs.left} moved from   {glyphs.came} moved to   {glyphs.cursor} cursor   "
+        "~ before a figure: an estimate", "",
+    )])  # fmt: skip
+    lines += [[], [(" Up and Down scroll; any other key closes this.", "dim")]]
+    return lines
+
+
+class HelpScreen(_Lines):
+    """Every key."""
+
+    def content(self, width: int) -> list[Line]:
+        """The help."""
+        return help_lines(width, self.main.glyphs)
+
+    def on_key(self, event: events.Key) -> None:
+        """Scroll, or close."""
+        event.stop()
+        event.prevent_default()
+        page = max(1, self.size.height - 2)
+        steps = {"up": -1, "down": 1, "pageup": -page, "pagedown": page}
+        if event.key in steps:
+            self.top += steps[event.key]
+            self.draw()
+        else:
+            self.dismiss()
+
+
+NOBODY = (
+    "no recorder of yours runs on this machine; start one with `bandscope run … --record NAME`, or "
+    "name a trace: bandscope top TRACE"
+)
+
+
+class PickerScreen(_Lines):
+    """Which of the recorders that run."""
+
+    BINDINGS = [
+        Binding("up", "choose(-1)"),
+        Binding("down", "choose(1)"),
+        Binding("enter", "take"),
+        Binding("r", "look"),
+        Binding("escape,q,p", "leave"),
+    ]
+
+    def __init__(self, find: Callable[[], Sequence[Running]]) -> None:
+        super().__init__()
+        self._find = find
+        self.found = list(find())
+        self.chosen = 0
+
+    def content(self, width: int) -> list[Line]:
+        """One line per recorder."""
+        lines: list[Line] = [[(" bandscope top: recorders that run", "accent bold")], []]
+        if not self.found:
+            lines.append([(f" {NOBODY}", "warn")])
+        for index, entry in enumerate(self.found):
+            rank = "" if entry.rank is None else f" rank {entry.rank}"
+            text = (
+                f" {entry.pid:>8}{rank}  {entry.started}  {spell_bytes(entry.total_bytes):>10}  "
+                f"{entry.model}  {', '.join(entry.bands)}  {entry.trace}  {' '.join(entry.command)}"
+            )
+            end = "reverse" if index == self.chosen else ""
+            lines.append([(">" if end else " ", "accent bold"), (clean(text), end)])
+        lines += [[], [(" Up, Down and Enter choose; r looks again; q leaves.", "dim")]]
+        return lines
+
+    def action_choose(self, steps: int) -> None:
+        """Another one."""
+        self.chosen = max(0, min(self.chosen + steps, len(self.found) - 1))
+        self.draw()
+
+    def action_look(self) -> None:
+        """Look again for recorders."""
+        self.found = list(self._find())
+        self.action_choose(0)
+
+    def action_take(self) -> None:
+        """Show the chosen one."""
+        if self.found:
+            trace: Path = self.found[self.chosen].trace
+            self.dismiss(trace)
+
+    def action_leave(self) -> None:
+        """Choose none."""
+        self.dismiss(None)
+
+
+class PromptScreen(ModalScreen[str | None]):
+    """One line of input at the bottom."""
+
+    DEFAULT_CSS = """
+    PromptScreen { background: transparent; }
+    PromptScreen Input { dock: bottom; height: 1; border: none; padding: 0 1; }
+    PromptScreen Input:focus { border: none; }
+    """
+    BINDINGS = [Binding("escape", "leave")]
+
+    def __init__(self, question: str, value: str = "") -> None:
+        super().__init__()
+        self._question = question
+        self._value = value
+
+    def compose(self) -> ComposeResult:
+        """The line."""
+        line = Input(self._value, placeholder=self._question)
+        line.cursor_blink = False
+        yield line
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take what was typed."""
+        event.stop()
+        self.dismiss(event.value)
+
+    def action_leave(self) -> None:
+        """Take nothing."""
+        self.dismiss(None)
