@@ -114,8 +114,8 @@ def _read_plain(path: Path) -> mmap.mmap | bytes:
             if (size - RECORDS_START) % RECORD_BYTES or last == bytes(4):
                 data = file.read()
                 count = max(0, len(data) - RECORDS_START) // RECORD_BYTES
-                words = np.frombuffer(data, "<u4", 8 * count, RECORDS_START) if count else []
-                written = np.flatnonzero(words[7::8])
+                stop = RECORDS_START + count * RECORD_BYTES
+                written = np.flatnonzero(np.frombuffer(data[RECORDS_START:stop], "<u4")[7::8])
                 used = int(written[-1]) + 1 if written.size else 0
                 whole = os.pread(file.fileno(), RECORDS_START + used * RECORD_BYTES, 0)
                 return whole + bytes(max(0, len(data) - len(whole)))

@@ -218,8 +218,9 @@ class SegmentWriter:
             self.pages = mmap.mmap(self._pages_file, size)
 
     def _run_out(self, error: TraceError, *, written: int, pages_bytes: int = 0) -> None:
-        """The disk is full, and payloads up to byte `written` belong to records. What is written from now on goes to memory and is lost, so that nobody
-        who writes a record has to ask; the recorder sees `full` after the operation and stops."""
+        """The disk is full, and payloads up to byte `written` belong to records. What is written from
+        now on goes to memory and is lost, so that nobody who writes a record has to ask; the recorder
+        sees `full` after the operation and stops."""
         if self._kept is not None:  # scratch memory has run out as well: overwrite it
             self._overwritten += self.number - 1
             self.pages = mmap.mmap(-1, max(pages_bytes, len(self.pages)))

@@ -164,7 +164,8 @@ class Bench:
             assert "no sound keyframe" in str(error), error
             return
         end = self._recovered(self._unreadable(trace)[1])
-        if trace.stop == self.clean.stop and end < self.clean.stop:
+        covered = self.clean.ending == "clean"  # by checksums
+        if covered and trace.stop == self.clean.stop and end < self.clean.stop:
             assert self._describe(timeline.state) == self.final
         for part in (4, 2, 3):
             try:

@@ -36,14 +36,14 @@ NEEDS: dict[str, dict[str, Any]] = {
 class Disk:
     """Counts what is set aside, and refuses from some call on."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, after: int, error: int = errno.ENOSPC) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
         self.calls = 0
         real = os.posix_fallocate
 
         def posix_fallocate(file: int, offset: int, length: int) -> None:
             self.calls += 1
             if self.calls > after:
-                raise OSError(error, os.strerror(error))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             real(file, offset, length)
 
         monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import pytest
 
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.operations import Operation
-from bandscope.inspect import keyframe
+from bandscope.inspect import keyframe, sealing
+from bandscope.inspect import reader as reader_module
 from bandscope.inspect import recorder as recorder_module
-from bandscope.inspect.decode import read_events
+from bandscope.inspect.decode import Mark, read_events
+from bandscope.inspect.format import CONTINUED
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.recorder import Recorder
+from bandscope.inspect.segment_reader import SegmentReader
 from bandscope.inspect.timeline import Timeline
 from tests.allocator.arenas import P3, RandomEngine, small_arena
 from tests.inspect_.damaging import told
@@ -105,6 +109,91 @@ def test_another_process_is_followed(tmp_path: Path, ring: int | None) -> None:
         assert len(operations) == 1500
 
 
+def half_rotated(recorder: Recorder) -> Callable[[], None]:
+    """Begin to rotate: the next segment's files are there, the last one is not finished. Returns what
+    does the rest."""
+    old = recorder._segment
+    recorder._segment_number += 1
+    following = recorder._make_segment(old.following)
+
+    def rest() -> None:
+        old.finish(CONTINUED)
+        recorder._begin_segment(following)
+
+    return rest
+
+
+def test_a_segment_that_has_not_begun_is_not_there(tmp_path: Path) -> None:
+    """Else the last records of the segment before it would be passed over."""
+    with Recorder(tmp_path / "run", small_arena(P3)) as recorder:
+        recorder.annotate("first")
+        trace = Trace(recorder.directory)
+        rest = half_rotated(recorder)
+        assert trace.refresh() == 0 and trace.stop == recorder.sequence
+        assert trace.ending == "running" and trace.damages == []
+        rest()
+        assert trace.refresh() == 4 and trace.stop == recorder.sequence
+        assert [mark.body for mark in read_events(trace, 3)] == [
+            Mark("trailer"), Mark("header"), Mark("keyframe"),
+        ]  # fmt: skip
+
+
+def test_a_segment_is_finished_while_the_reader_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Recorder(tmp_path / "run", small_arena(P3)) as recorder:
+        recorder.annotate("first")
+        rest = half_rotated(recorder)
+        looked = []
+
+        def reader(path: Path, number: int, assumed: int = 0) -> SegmentReader:
+            found = SegmentReader(path, number, assumed)
+            if not looked:
+                looked.append(number)
+                rest()
+            return found
+
+        monkeypatch.setattr(reader_module, "SegmentReader", reader)
+        trace = Trace(recorder.directory)
+        kinds = [event.body.what for event in read_events(trace) if isinstance(event.body, Mark)]
+        if trace.stop > 5:
+            assert kinds == ["header", "keyframe", "trailer", "header", "keyframe"]
+        assert looked and trace.refresh() >= 0
+        assert trace.stop == recorder.sequence
+
+
+def test_a_record_that_is_written_during_a_copy_is_left_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy may show a number without what was written before it."""
+    recorded = record(tmp_path / "run", P3, operations=5, close=False)
+    path = recorded.path / "000000.events"
+    data = path.read_bytes()
+    used = recorded.recorder.sequence
+    torn = bytearray(data)
+    torn[64 + 32 * (used - 1) : 64 + 32 * used - 4] = bytes(28)
+
+    class File:
+        def __init__(self, *arguments: Any) -> None:
+            self.file = open(path, "rb")
+
+        def __enter__(self) -> File:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.file.close()
+
+        def read(self) -> bytes:
+            return bytes(torn)
+
+        def fileno(self) -> int:
+            return self.file.fileno()
+
+    monkeypatch.setattr(sealing, "open", File, raising=False)
+    assert sealing._read_plain(path) == data
+    recorded.recorder.close()
+
+
 def test_readers_that_hold_a_trace_open_disturb_nobody(tmp_path: Path) -> None:
     """Mappings and views of a reader outlive rotation, the end, and the files themselves."""
     arena = small_arena(P3)
@@ -142,7 +231,7 @@ def test_a_reader_of_a_ring_meets_what_is_gone(
         at = trace.stop
         for _ in range(2500):
             engine_step(arena, engine)
-        assert [e for e in read_events(trace)] is not None  # as it was known before
+        list(read_events(trace))  # as it was known before
         trace.refresh()
         assert trace.start > at and trace.lost == trace.start and trace.damages == []
         assert timeline.seek(trace.stop).differences(snapshot(arena)) == []

@@ -97,11 +97,6 @@ def test_a_fork_that_cannot_record_goes_on(tmp_path: Path) -> None:
             arena.admit(2)
             recorder.close()
 
-        def fork() -> None:
-            os.close(2)
-            recorder.directory = Path("/proc/nothing/run.trace")
-            in_a_fork(child)
-
         recorder.directory, kept = Path("/proc/nothing/run.trace"), recorder.directory
         in_a_fork(child)
         recorder.directory = kept

@@ -47,8 +47,6 @@ def top(
     if once or as_json:
         _print(_only_running() if trace is None else trace, ascii, as_json)
         return
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("`bandscope top` needs a terminal; without one, use --once or --json")
     _run(trace, ascii, refresh, theme)
 
 
@@ -107,6 +105,8 @@ def _run(trace: Path | None, plain: bool, refresh: float, theme: str) -> None:
     from bandscope.tui.top.conductor import Conductor, ThreadConductor
 
     first = None if trace is None else [_source(trace, plain)]  # a bad trace ends here
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("`bandscope top` needs a terminal; without one, use --once or --json")
 
     def conduct(path: Path) -> Conductor:
         return ThreadConductor(

@@ -10,6 +10,7 @@ from typing import Any
 from textual import events
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding
+from textual.geometry import Size
 from textual.message import Message
 from textual.screen import Screen
 from textual.theme import Theme as TextualTheme
@@ -28,6 +29,12 @@ WINDOWS_NS = tuple(
     round(seconds * 1e9) for seconds in (0.01, 0.1, 1, 10, 60, 600, 3600)
 )
 OPEN_WINDOW = 3
+
+
+def window_for(duration_ns: int) -> int:
+    """The first window that holds a whole trace, up to the usual one."""
+    fitting = [index for index, window in enumerate(WINDOWS_NS) if window >= duration_ns]
+    return min([OPEN_WINDOW, *fitting])
 
 
 class Fresh(Message):
@@ -53,7 +60,11 @@ class TopApp(App[None]):
 
     TITLE = "bandscope top"
     CSS = "Screen { overflow: hidden; }"
-    BINDINGS = [Binding(key.keys, key.action, key.help, show=False) for key in KEYS]
+    # Tab is the one key that Textual's own screens take before the program.
+    BINDINGS = [
+        Binding(key.keys, key.action, key.help, show=False, priority=key.keys.endswith("tab"))
+        for key in KEYS
+    ]
 
     def __init__(
         self,
@@ -84,6 +95,7 @@ class TopApp(App[None]):
         self._skip = 0
         self._view: View | None = None
         self._canvas = Canvas()
+        self._extent = Size(80, 24)
 
     def compose(self) -> ComposeResult:
         """One canvas."""
@@ -99,6 +111,7 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         """Begin to read, or ask which trace."""
+        self._extent = self.size
         if self._path is None:
             self.action_pick()
         else:
@@ -109,7 +122,7 @@ class TopApp(App[None]):
         if self.conductor is not None:
             self.conductor.stop()
 
-    # --- the trace ------------------------------------------------------------------------------------
+    # --- the trace --------------------------------------------------------------------------------
 
     def show_trace(self, path: Path) -> None:
         """Show a trace."""
@@ -137,6 +150,8 @@ class TopApp(App[None]):
         if isinstance(message.told, str):
             self.ui = replace(self.ui, trouble=message.told)
         else:
+            if self.snapshot is None and message.told.ending != "running":
+                self._window = window_for(message.told.end_ns)
             self.snapshot = message.told
             self.ui = replace(self.ui, trouble="")
         self._settle_row()
@@ -145,7 +160,7 @@ class TopApp(App[None]):
 
     def _room(self) -> Any:
         bands = 3 if self.snapshot is None else len(self.snapshot.bands)
-        return layout(self.size.width, self.size.height, bands)
+        return layout(self._extent.width, self._extent.height, bands)
 
     def _ask_view(self) -> None:
         view = view_of(self._room(), self.ui.tab, self._skip, WINDOWS_NS[self._window])
@@ -154,15 +169,16 @@ class TopApp(App[None]):
             self.conductor.ask("view", view)
 
     def _draw(self) -> None:
-        lines = paint(self.snapshot, self.ui, self.size.width, self.size.height)
+        lines = paint(self.snapshot, self.ui, self._extent.width, self._extent.height)
         self._canvas.show(lines, self.palette)
 
-    def on_resize(self, _: events.Resize) -> None:
+    def on_resize(self, event: events.Resize) -> None:
         """Ask for what fits, and draw what there is."""
+        self._extent = event.size  # the program's own size follows later
         self._ask_view()
         self._draw()
 
-    # --- keys -----------------------------------------------------------------------------------------
+    # --- keys -------------------------------------------------------------------------------------
 
     def action_ask(self, what: str, value: Any = None) -> None:
         """A question as it is."""
@@ -204,6 +220,8 @@ class TopApp(App[None]):
 
     def action_tab(self, steps: int) -> None:
         """Another list."""
+        if len(self.screen_stack) > 1:
+            return
         self.action_open(TABS[(TABS.index(self.ui.tab) + steps) % len(TABS)])
 
     def action_open(self, tab: str) -> None:
@@ -271,7 +289,7 @@ class TopApp(App[None]):
         """Every key."""
         self.push_screen(HelpScreen())
 
-    # --- mouse ----------------------------------------------------------------------------------------
+    # --- mouse ------------------------------------------------------------------------------------
 
     def on_click(self, event: events.Click) -> None:
         """A page of the map, a tab, a row."""

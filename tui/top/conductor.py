@@ -94,9 +94,10 @@ class DirectConductor:
 
     def tick(self) -> None:
         """Look for news."""
-        snapshot = self.source.tick()
-        if snapshot is not None and self._post is not None:
-            self._post(snapshot)
+        if self._post is not None:
+            snapshot = self.source.tick()
+            if snapshot is not None:
+                self._post(snapshot)
 
     def stop(self) -> None:
         """Nothing more is posted."""

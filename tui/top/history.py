@@ -23,7 +23,9 @@ from bandscope.tui.top.snapshot import Row, Slice
 SCAN_EVENTS = 400_000
 RATE_NS = 1_000_000_000
 SPARK_COLUMNS = 16
-_KEPT = 8
+# Segments of large arenas are short, since each begins with a keyframe.
+SCAN_SEGMENTS = 48
+_KEPT = 64
 _U32 = 0xFFFFFFFF
 _INTERESTING = np.zeros(256, bool)
 _INTERESTING[
@@ -81,14 +83,18 @@ class History:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self._digests: OrderedDict[int, Digest] = OrderedDict()
+        self._digests: OrderedDict[int, tuple[int, Digest]] = OrderedDict()
 
-    def _digest(self, segment: SegmentReader) -> Digest:
-        known = self._digests.get(segment.segment)
-        if known is None or known.length != len(segment):
-            known = digest(segment)
-        self._digests[segment.segment] = known
-        self._digests.move_to_end(segment.segment)
+    def _digest(self, number: int, last: bool) -> tuple[int, Digest]:
+        """The digest of a segment and its first sequence. Only the last segment still grows, so that
+        the others are opened once."""
+        known = self._digests.get(number)
+        if known is None or last:
+            segment = self.trace.segment(number)
+            if known is None or known[1].length != len(segment):
+                known = segment.first_sequence, digest(segment)
+            self._digests[number] = known
+        self._digests.move_to_end(number)
         while len(self._digests) > _KEPT:
             self._digests.popitem(last=False)
         return known
@@ -98,22 +104,28 @@ class History:
         trace = self.trace
         start = max(trace.start, position - SCAN_EVENTS)
         sequences, times, records = [], [], []
-        start_ns = -1
-        for segment in trace.segments(start, position):
-            found = self._digest(segment)
-            own = found.index + segment.first_sequence
+        numbers, starts = trace._segments, trace._starts
+        first = max(0, int(np.searchsorted(starts, start, side="right")) - 1)
+        first = max(first, int(np.searchsorted(starts, position)) - SCAN_SEGMENTS, 0)
+        start = max(start, starts[first])
+        for number, begin in zip(numbers[first:], starts[first:], strict=True):
+            if begin >= position:
+                break
+            base, found = self._digest(number, number == numbers[-1])
+            own = found.index + base
             low, high = np.searchsorted(own, (start, position))
             sequences.append(own[low:high])
             times.append(found.times[low:high])
             records.append(found.records[low:high])
-            if start_ns < 0:
-                inside = start - segment.first_sequence
-                start_ns = segment.clock_ns if inside <= 0 else time_before(trace, start)
         if not sequences:
             empty = np.zeros(0, np.int64)
             return Past(start, 0, empty, empty, np.zeros(0, form.RECORD_DTYPE))
+        times_all = np.concatenate(times)
+        start_ns = trace._clocks[first]
+        if start > starts[first]:  # within a segment
+            start_ns = int(times_all[0]) if times_all.size else start_ns
         return Past(
-            start, start_ns, np.concatenate(sequences), np.concatenate(times), np.concatenate(records)
+            start, start_ns, np.concatenate(sequences), times_all, np.concatenate(records)
         )
 
 
@@ -131,7 +143,7 @@ def time_before(trace: Trace, position: int) -> int:
     return 0
 
 
-# --- bands over time ----------------------------------------------------------------------------------
+# --- bands over time ------------------------------------------------------------------------------
 
 
 def waterfall(
@@ -212,7 +224,7 @@ def body_at(trace: Trace, sequence: int) -> object:
     return decoder_for(trace, segment).body(index)
 
 
-# --- lists --------------------------------------------------------------------------------------------
+# --- lists ----------------------------------------------------------------------------------------
 
 
 def _rows(past: Past, trace: Trace, chosen: np.ndarray, most: int) -> list[Row]:

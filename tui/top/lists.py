@@ -30,7 +30,9 @@ class EventList:
     def around(self, position: int, before: int, after: int) -> tuple[list[Event], list[Event], int]:
         """Up to `before` events before the position and `after` from it on, in order; and the first
         event that was looked at."""
-        if not self._low <= position <= self._high + _FAR:
+        # Without a filter the last rows are as quickly found backwards as everything is followed.
+        reach_on = 4 * before if self.query.everything else _FAR
+        if not self._low <= position <= self._high + reach_on:
             self._low = self._high = position
             self._events = []
         if position > self._high:

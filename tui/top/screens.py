@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
+from textual.geometry import Size
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
@@ -28,6 +29,7 @@ class _Lines(ModalScreen[Any]):
     def __init__(self) -> None:
         super().__init__()
         self.top = 0
+        self.extent = Size(80, 24)
 
     def compose(self) -> ComposeResult:
         """One canvas."""
@@ -45,7 +47,7 @@ class _Lines(ModalScreen[Any]):
 
     def draw(self) -> None:
         """Show the part that fits."""
-        width, height = self.size
+        width, height = self.extent
         lines = self.content(width)
         self.top = max(0, min(self.top, len(lines) - height))
         shown = (lines[self.top : self.top + height] + [[] for _ in range(height)])[:height]
@@ -56,10 +58,12 @@ class _Lines(ModalScreen[Any]):
 
     def on_mount(self) -> None:
         """Draw for the first time."""
+        self.extent = self.app.size
         self.draw()
 
-    def on_resize(self, _: events.Resize) -> None:
+    def on_resize(self, event: events.Resize) -> None:
         """Draw for the new size."""
+        self.extent = event.size
         self.draw()
 
 
@@ -69,7 +73,7 @@ def help_lines(width: int, glyphs: Glyphs) -> list[Line]:
     cells: list[Line] = []
     for group, keys in GROUPS:
         cells.append([(f" {group}", "bold")])
-        cells += [[(f"   {key.shown:<10} ", "accent"), (key.help, "")] for key in keys]
+        cells += [[(f"   {key.shown:<12}", "accent"), (key.help, "")] for key in keys]
         cells.append([])
     cells.append([(" Mouse and more", "bold")])
     cells += [[(f"   {what:<22} ", "accent"), (does, "")] for what, does in MOUSE]

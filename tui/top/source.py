@@ -29,7 +29,7 @@ from bandscope.tui.top.lists import EventList, place_of
 from bandscope.tui.top.snapshot import Device, Snapshot, View
 from bandscope.tui.top.travel import Query
 
-_FAR = 20_000  # events: beyond, a keyframe is nearer than going on
+_FAR = 100_000  # events: beyond, a keyframe is nearer than going on
 _COUNT_EVENTS = 20_000  # matches are counted this far in both directions
 _FINISHED = ("clean", "disk full", "recording stopped")
 _STUMBLES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
@@ -85,7 +85,7 @@ class TraceSource:
         self._go(self.end)
         self.marks_from = self.position
 
-    # --- where it stands ------------------------------------------------------------------------------
+    # --- where it stands --------------------------------------------------------------------------
 
     @property
     def position(self) -> int:
@@ -147,7 +147,7 @@ class TraceSource:
             if place is not None:
                 self.cursor = settle_cursor(self.timeline.state, place)
 
-    # --- questions ------------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------
 
     def ask(self, what: str, value: Any = None) -> None:
         """Change what is shown; what cannot be done is said in the next snapshot's message.
@@ -309,7 +309,7 @@ class TraceSource:
         low = min(max(0, middle - width // 2), total - width)
         self.view = replace(self.view, low=low, high=0 if width == total else low + width)
 
-    # --- news -----------------------------------------------------------------------------------------
+    # --- news -------------------------------------------------------------------------------------
 
     def tick(self) -> Snapshot | None:
         """Look for news; a snapshot when there is anything new to show."""

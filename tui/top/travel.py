@@ -142,7 +142,7 @@ class Query:
         """Up to `most` events from `position` on (before it, when backwards), the nearest first; and
         up to where was looked."""
         found: list[Event] = []
-        piece, at = _PIECE, position
+        piece, at = 2 * most + 8 if self.everything else _PIECE, position
         end = min(trace.stop, position + reach) if forwards else max(trace.start, position - reach)
         while len(found) < most and (at < end if forwards else at > end):
             if forwards:
