@@ -82,7 +82,8 @@ def test_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No recorder runs."""
     (tmp_path / "runtime").mkdir()
-    monkeypatch.setattr(registry, "runtime_directories", lambda: [tmp_path / "runtime" / "bandscope"])
+    folder = tmp_path / "runtime" / "bandscope"
+    monkeypatch.setattr(registry, "runtime_directories", lambda: [folder])
 
 
 def test_nobody_runs(nobody: None, capsys: pytest.CaptureFixture[str]) -> None:

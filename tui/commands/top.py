@@ -36,7 +36,7 @@ def top(
 ) -> None:
     """Watch an arena: its bands, pages and events, live or at any instant of a trace.
 
-    Nothing is ever written to the trace, and the recording process does not notice. Press ? for help.
+    Nothing is ever written to the trace, and the recording process does not notice. ? is help.
     """
     if not REFRESH_MIN <= refresh <= REFRESH_MAX:
         raise ConfigError(f"--refresh {refresh:g} was asked for; give 0.1 to 10 seconds")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,8 @@ class TopApp(App[None]):
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
         """Every key's action, for the command palette."""
         for key in KEYS:
-            yield SystemCommand(f"{key.help} ({key.shown})", "", lambda key=key: self._act(key.action))
-
-    async def _act(self, action: str) -> None:
-        await self.run_action(action)
+            title = f"{key.help} ({key.shown})"
+            yield SystemCommand(title, "", partial(self.run_action, key.action))
 
     def on_mount(self) -> None:
         """Begin to read, or ask which trace."""

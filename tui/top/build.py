@@ -110,7 +110,8 @@ def _bands(source: TraceSource, past: Past, now_ns: int) -> tuple[BandFigures, .
         above, below = 0, 0
         if stop > start:
             above = min([low for low, _ in existing if low >= stop] or [state.total_bytes]) - stop
-            below = start - max([high for _, high in existing if high <= start] or [state.sink_bytes])
+            lower = [high for _, high in existing if high <= start] or [state.sink_bytes]
+            below = start - max(lower)
         elif not existing:
             above = state.total_bytes - state.sink_bytes
         size, holes = band.page_bytes, int(counts[HOLE])

@@ -19,8 +19,8 @@ _STUMBLES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeE
 class Checks:
     """Invariants of everything up to the end, and races of the events before a position.
 
-    `progress`: how far they are, in words; `rows`: what was found, by event. It opens the trace once
-    more, so that what is shown does not wait for the segments that are checked.
+    `progress`: how far they are, in words; `rows`: what was found, by event. It opens the trace
+    once more, so that what is shown does not wait for the segments that are checked.
     """
 
     def __init__(self) -> None:

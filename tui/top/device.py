@@ -21,8 +21,8 @@ REST_SECONDS = 60.0  # after NVML did not answer
 
 
 class DeviceFigures:
-    """`start` asks NVML about the device of a trace's header, in a thread that ends with the program;
-    `latest` is what it said last."""
+    """`start` asks NVML about the device of a trace's header, in a thread that ends with the
+    program; `latest` is what it said last."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """What the records before a position say: bands over time, rates, refusals, tickets, violations.
 
-Only the records that matter here are kept, in small arrays per segment. At most `SCAN_EVENTS` events
-back are looked at, whatever the length of the trace.
+Only the records that matter here are kept, in small arrays per segment. At most `SCAN_EVENTS`
+events back are looked at, whatever the length of the trace.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def digest(segment: SegmentReader) -> Digest:
 
 @dataclass(frozen=True)
 class Past:
-    """The records that matter in `[start, position)`; arrays alike. `start_ns`: the time of `start`."""
+    """The records that matter in `[start, position)`, arrays alike; `start_ns`: its time."""
 
     start: int
     start_ns: int
@@ -84,16 +84,18 @@ class History:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self._digests: OrderedDict[int, tuple[int, Digest]] = OrderedDict()
+        self._growing: set[int] = set()  # segments that were last when they were looked at
 
     def _digest(self, number: int, last: bool) -> tuple[int, Digest]:
-        """The digest of a segment and its first sequence. Only the last segment still grows, so that
-        the others are opened once."""
+        """The digest of a segment and its first sequence. Only the last segment still grows, so
+        that the others are opened once."""
         known = self._digests.get(number)
-        if known is None or last:
+        if known is None or last or number in self._growing:
             segment = self.trace.segment(number)
             if known is None or known[1].length != len(segment):
                 known = segment.first_sequence, digest(segment)
             self._digests[number] = known
+            (self._growing.add if last else self._growing.discard)(number)
         self._digests.move_to_end(number)
         while len(self._digests) > _KEPT:
             self._digests.popitem(last=False)
@@ -170,15 +172,16 @@ def waterfall(
             extents.append((low * size, high * size) if high > low else (0, 0))
         extents[-1] = band.byte_range()
         columns.append(extents)
-    return tuple(
-        Slice(instant, tuple(column[row] for column in columns) if instant >= past.start_ns else None)
-        for row, instant in enumerate(instants)
-    )
+    lines = []
+    for row, instant in enumerate(instants):
+        known = instant >= past.start_ns
+        lines.append(Slice(instant, tuple(part[row] for part in columns) if known else None))
+    return tuple(lines)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one band: pages moved a second, refusals that asked it for pages, pages moved over time."""
+    """Of one band: pages moved a second, refusals that asked for its pages, moves over time."""
 
     moves_per_second: float
     refusals: int
@@ -188,7 +191,7 @@ class Rates:
 def rates(
     past: Past, trace: Trace, bands: int, now_ns: int, window_ns: int
 ) -> list[Rates]:
-    """Per band; the rate is over the last second, or since the recording began when that is less."""
+    """Per band; the rate is over the last second, or since the recording began if that is less."""
     moved = past.of(Kind.PAGE_MOVE)
     times, of_band = past.times[moved], past.records["band"][moved]
     pages = past.records["a"][moved]
@@ -255,8 +258,8 @@ _LANES = 10
 
 
 def tickets(past: Past, trace: Trace, in_flight: set[int], most: int, plain: bool) -> list[Row]:
-    """Launches, completions and barriers, newest first, with the forwards in flight as lanes: an arrow
-    points from the forward that is waited for. `plain`: letters instead of lines."""
+    """Launches, completions and barriers, newest first, with the forwards in flight as lanes: an
+    arrow points from the forward that is waited for. `plain`: letters instead of lines."""
     kinds = past.records["kind"]
     chosen = np.flatnonzero(
         (kinds == Kind.LAUNCHED) | (kinds == Kind.DONE) | (kinds == Kind.BARRIER)

@@ -1,4 +1,4 @@
-"""Every key of the screen: what it does, and how the help says it. The bindings are made of this."""
+"""Every key of the screen: what it does, and how the help says it. Bindings are made of this."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ GROUPS: tuple[tuple[str, tuple[Key, ...]], ...] = (
             Key("g", "g", "jump", "jump to an event or a time, like 1200, 1.5s, 20ms, end"),
             Key("b", "b", "ask('bookmark')", "set a bookmark here, or remove it"),
             Key("apostrophe", "'", "ask('next bookmark')", "to the next bookmark"),
-            Key(
-                "left_curly_bracket", "{", "window(False)", "less time in the waterfall and sparklines"
-            ),
+            Key("left_curly_bracket", "{", "window(False)", "less time in waterfall, sparklines"),
             Key("right_curly_bracket", "}", "window(True)", "more time in them"),
         ),
     ),

@@ -27,7 +27,9 @@ class EventList:
         self._low = self._high = -1  # events [low, high) were looked at
         self._events: list[Event] = []
 
-    def around(self, position: int, before: int, after: int) -> tuple[list[Event], list[Event], int]:
+    def around(
+        self, position: int, before: int, after: int
+    ) -> tuple[list[Event], list[Event], int]:
         """Up to `before` events before the position and `after` from it on, in order; and the first
         event that was looked at."""
         # Without a filter the last rows are as quickly found backwards as everything is followed.

@@ -1,7 +1,7 @@
 """How things look: characters (with a plain set for terminals that have only ASCII), and themes.
 
-Okabe and Ito's colours tell bands apart with every common form of colour blindness; states differ by
-their characters too, so that nothing is lost without colour.
+Okabe and Ito's colours tell bands apart with every common form of colour blindness; states
+differ by their characters too, so that nothing is lost without colour.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Glyphs:
 
 UNICODE = Glyphs(
     {
-        Cell.GAP: "·", Cell.SINK: "#", Cell.LIVE: "█", Cell.MOSTLY_LIVE: "▓", Cell.MOSTLY_HOLES: "░",
-        Cell.HOLE: "-", Cell.PENDING: "~", Cell.PINNED: "P",
+        Cell.GAP: "·", Cell.SINK: "#", Cell.LIVE: "█", Cell.MOSTLY_LIVE: "▓",
+        Cell.MOSTLY_HOLES: "░", Cell.HOLE: "-", Cell.PENDING: "~", Cell.PINNED: "P",
     },
     " ▁▂▃▄▅▆▇█", "▼", "△", "▲", "●", "‖", "─",
 )  # fmt: skip
 PLAIN = Glyphs(
     {
-        Cell.GAP: ".", Cell.SINK: "#", Cell.LIVE: "@", Cell.MOSTLY_LIVE: "+", Cell.MOSTLY_HOLES: ":",
-        Cell.HOLE: "-", Cell.PENDING: "~", Cell.PINNED: "P",
+        Cell.GAP: ".", Cell.SINK: "#", Cell.LIVE: "@", Cell.MOSTLY_LIVE: "+",
+        Cell.MOSTLY_HOLES: ":", Cell.HOLE: "-", Cell.PENDING: "~", Cell.PINNED: "P",
     },
     " .:-=+*%@", "v", "x", "^", "*", "=", "-",
     str.maketrans({"→": ">", "·": ".", "–": "-", "µ": "u", "…": "~", "←": "<"}),

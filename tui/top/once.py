@@ -31,4 +31,5 @@ def once_text(snapshot: Snapshot, plain: bool) -> str:
     for row in snapshot.lists.rows:
         lines.append([(f"{row.sequence:>11,} {row.time_ns / 1e9:>12.6f} {row.kind:<12} ", ""),
                       (clean(row.text), "")])  # fmt: skip
-    return "\n".join("".join(text for text, _ in fit(line, WIDTH, glyphs)).rstrip() for line in lines)
+    fitted = (fit(line, WIDTH, glyphs) for line in lines)
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in fitted)

@@ -1,4 +1,4 @@
-"""The screen as lines: a function of the latest snapshot, what the person has chosen, and the size."""
+"""The screen as lines: a function of the latest snapshot, the person's choices, and the size."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def list_lines(
 def _row(row: Row, marked: bool, later: bool, width: int) -> Line:
     when = f"{row.time_ns / 1e9:.6f}" if row.time_ns >= 0 else ""
     sequence = f"{row.sequence:,}" if row.sequence >= 0 else ""
-    end = " reverse" if marked else ""
+    end = " bar" if marked else ""
     faint = ("faint" if later else "dim") + end
     style = "faint" if later else f"band{row.band}" if row.band >= 0 else ""
     if row.kind in ("VIOLATION", "Refusal") or row.text.startswith("refused"):

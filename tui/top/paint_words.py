@@ -114,7 +114,8 @@ def second_line(snapshot: Snapshot) -> Line:
 
 _HINTS = (
     "? help", "q quit", "space pause", ", . event", "< > operation", "[ ] ticket", "g jump",
-    "/ search", "f filter", "b bookmark", "l live", "+ - zoom", "arrows cursor", "tab list", "c check",
+    "/ search", "f filter", "b bookmark", "l live", "+ - zoom", "arrows cursor", "tab list",
+    "c check",
 )  # fmt: skip
 
 

@@ -131,8 +131,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a list. `sequence`: the event it leads to, −1: none. `lane`: the forwards in flight,
-    drawn (tickets only)."""
+    """A line of a list. `sequence`: the event it leads to, −1: none. `lane`: the forwards in
+    flight, drawn (tickets only)."""
 
     sequence: int
     time_ns: int
@@ -144,8 +144,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Lists:
-    """The rows of the tab that is open. `current`: the row of the event before the position, −1 none.
-    `about`: in words, what these rows are out of."""
+    """The rows of the tab that is open. `current`: the row of the event before the position, −1:
+    none. `about`: in words, what these rows are out of."""
 
     tab: str = "events"
     rows: tuple[Row, ...] = ()
@@ -155,8 +155,8 @@ class Lists:
 
 @dataclass(frozen=True)
 class View:
-    """What the screen wants to see. `cursor`: (band, page); `low`, `high`: bytes of the map (high 0:
-    the whole arena)."""
+    """What the screen wants to see. `cursor`: (band, page); `low`, `high`: bytes of the map (high
+    0: the whole arena)."""
 
     columns: int = 80
     rows: int = 8
@@ -172,7 +172,7 @@ class View:
 
 @dataclass(frozen=True)
 class Device:
-    """The arena's device. Each figure is None where it is not known: never 0 for want of an answer."""
+    """The arena's device. Each figure is None where it is not known, never 0 for lack of one."""
 
     name: str = ""
     memory_used_bytes: int | None = None
@@ -186,9 +186,10 @@ class Device:
 class Snapshot:
     """The arena before event `position`, and what is known of its trace.
 
-    `live`: the position follows the newest event. `newer`: events that came since. `ending`: how the
-    trace ends, `running` where it does not yet. `trusted`: False in a damaged part, where the state
-    is that of the last sound event before. `message`: the answer to the last question.
+    `live`: the position follows the newest event. `newer`: events that came since. `ending`:
+    how the trace ends, `running` where it does not yet. `trusted`: False in a damaged part,
+    where the state is that of the last sound event before. `message`: the answer to the last
+    question.
     """
 
     path: str

@@ -1,7 +1,7 @@
 """Where snapshots come from. `TraceSource` is the only object of the screen that touches a trace.
 
-It is driven by one thread: `ask` changes what is wanted, `tick` looks for news and makes a snapshot.
-It opens files for reading and writes none.
+It is driven by one thread: `ask` changes what is wanted, `tick` looks for news and makes a
+snapshot. It opens files for reading and writes none.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Source(Protocol):
 class TraceSource:
     """Follows a trace, or stands at a position of it.
 
-    `plain`: no characters outside of ASCII. `wall_ns`: the clock on the wall. `device`: the figures of
-    the arena's device, asked for at every snapshot, so it must not wait. Raises `TraceError` when
+    `plain`: no characters outside of ASCII. `wall_ns`: the clock on the wall. `device`: figures
+    of the arena's device, asked for at every snapshot, so it must not wait. Raises `TraceError` when
     the trace cannot be shown.
     """
 
@@ -61,7 +61,8 @@ class TraceSource:
     ) -> None:
         self.trace: Trace = open_trace(path)
         self.timeline: Timeline = first_timeline(self.trace)
-        self.first = self.timeline.state.sequence
+        self._first = self.timeline.state.sequence
+        self._first_start = self.trace.start  # where the trace began when that was found
         self.plain = plain
         self.device = device
         self.history = History(self.trace)
@@ -93,19 +94,27 @@ class TraceSource:
         return self.timeline.state.sequence
 
     @property
+    def first(self) -> int:
+        """The earliest position that has a state; later, after a ring overwrote its oldest events."""
+        if self._first_start != self.trace.start:
+            self._first = first_timeline(self.trace).state.sequence
+            self._first_start = self.trace.start
+        return self._first
+
+    @property
     def end(self) -> int:
-        """After the last event that can be trusted; what is being written comes with the next look."""
+        """After the last event that can be trusted; the rest is being written."""
         segment = self.trace.segment_of(self.trace.stop - 1)
         good = segment.good
         if good[-1]:
             return self.trace.stop
         sound = np.flatnonzero(good)
         last = segment.first_sequence + (int(sound[-1]) + 1 if sound.size else 0)
-        return max(self.first, last)
+        return max(self._first, last)
 
     @property
     def now_ns(self) -> int:
-        """The time that is shown: of the position; while a live recording rests, that on the wall."""
+        """The time that is shown: of the position; that on the wall while a live run rests."""
         told = self.timeline.state.time_ns or self.history_time()
         if self.live and self.ending == "running":
             return max(told, self._wall_ns() - int(self.trace.header["wall_ns"]))
@@ -118,9 +127,8 @@ class TraceSource:
     def _go(self, position: int) -> bool:
         """Stand before an event; False, with a message, when that cannot be."""
         here = self.position
-        self.first = max(self.first, self.trace.start)
         try:
-            if 0 <= position - here < _FAR:
+            if 0 <= position - here < _FAR and here >= self.trace.start:
                 self.timeline.advance(position)
             else:
                 self.timeline.seek(max(position, self.first))
@@ -153,11 +161,13 @@ class TraceSource:
         """Change what is shown; what cannot be done is said in the next snapshot's message.
 
         `view` (View), `pause`, `live`, `step` (what, forwards), `row` (rows of the filtered list),
-        `jump` (text), `go` (sequence), `search` (text), `again` (forwards), `filter` (text), `bookmark`,
-        `next bookmark`, `check`, `move` (characters), `page` (pages), `band` (bands), `point` (a
-        character), `zoom` (1, −1 or 0 for the whole arena).
+        `jump` (text), `go` (sequence), `search` (text), `again` (forwards), `filter` (text),
+        `bookmark`, `next bookmark`, `check`, `move` (characters), `page` (pages), `band` (bands),
+        `point` (a character), `zoom` (1, −1 or 0 for the whole arena).
         """
         self.message = ""
+        if what not in ("view", "again"):
+            self.matches = ""
         self._dirty = True
         try:
             getattr(self, "_ask_" + what.replace(" ", "_"))(value)
@@ -215,13 +225,13 @@ class TraceSource:
 
     def _ask_search(self, text: str) -> None:
         self._search = Query.parse(self.trace, text) if text.strip() else None
-        self.matches = ""
         if self._search is None:
             return
         low = max(self.trace.start, self.position - _COUNT_EVENTS)
         high = min(self.trace.stop, self.position + _COUNT_EVENTS)
         count = sum(1 for _ in self._search.events(self.trace, low, high))
-        self.matches = f"/{text.strip()}: {count:,} matches in events {low:,} to {high:,}"
+        matches = "match" if count == 1 else "matches"
+        self.matches = f"/{text.strip()}: {count:,} {matches} in events {low:,} to {high:,}"
         self._ask_again(True)
 
     def _ask_again(self, forwards: bool) -> None:

@@ -47,9 +47,9 @@ def step(trace: Trace, position: int, what: str, forwards: bool, first: int) -> 
     else:
         found = _next(trace, position, lands) if forwards else _last(trace, position - 2, lands)
         found = None if found is None else found + 1
-    if found is None or found < first:
-        return None
-    return found
+    if found is not None and forwards:
+        return max(found, first)
+    return None if found is None or found < first else found
 
 
 def _mask(segment: SegmentReader, lands: np.ndarray, low: int, high: int) -> np.ndarray:
@@ -139,8 +139,8 @@ class Query:
         self, trace: Trace, position: int, forwards: bool, most: int = 1,
         reach: int = SEARCH_EVENTS,
     ) -> tuple[list[Event], int]:
-        """Up to `most` events from `position` on (before it, when backwards), the nearest first; and
-        up to where was looked."""
+        """Up to `most` events from `position` on (before it, when backwards), the nearest first;
+        and up to where was looked."""
         found: list[Event] = []
         piece, at = 2 * most + 8 if self.everything else _PIECE, position
         end = min(trace.stop, position + reach) if forwards else max(trace.start, position - reach)
