@@ -117,7 +117,7 @@ def test_what_is_no_trace_is_refused(
         (["refusals", "--from", "99999"], "holds events 0 to"),
         (["annotate", " "], "an empty note"),
         (["annotate", "text", "--at", "99999"], "holds events 0 to"),
-        (["export", "punchcards", "/tmp/none"], "punchcards"),
+        (["export", "punchcards", "none"], "punchcards"),
     ],
 )
 def test_bad_input_is_one_sentence(
