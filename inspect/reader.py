@@ -161,6 +161,11 @@ class Trace:
         return self.segment(self._segments[-1]).stop_sequence if self._segments else 0
 
     @property
+    def heads(self) -> list[tuple[int, int, int]]:
+        """Every segment in order: its number, the sequence of its first event, and its time in ns."""
+        return list(zip(self._segments, self._starts, self._clocks, strict=True))
+
+    @property
     def start(self) -> int:
         """The sequence of the first event that is there."""
         return self._starts[0]

@@ -167,7 +167,7 @@ class Timeline:
     def _apply(self, segment: SegmentReader, first: int, last: int) -> None:
         records = segment.records[first:last]
         columns = [records[name].tolist() for name in ("kind", "flags", "band", "a", "b", "c")]
-        appliers = _APPLIERS
+        appliers = APPLIERS
         index = first
         for kind, flags, band, a, b, c in zip(*columns, strict=True):
             applier = appliers.get(kind)
@@ -338,7 +338,7 @@ class Timeline:
 
 
 _Applier = Callable[[Timeline, int, int, int, int, int, int], None]
-_APPLIERS: dict[int, _Applier] = {
+APPLIERS: dict[int, _Applier] = {
     Kind.OUTCOME: Timeline._outcome,
     Kind.LEASE_BEGIN: Timeline._lease_begin,
     Kind.LEASE_END: Timeline._lease_end,

@@ -71,7 +71,7 @@ class CheckedTimeline(Timeline):
 
     def _apply(self, segment: SegmentReader, first: int, last: int) -> None:
         base = segment.first_sequence
-        checks, appliers = _CHECKS, timelines._APPLIERS
+        checks, appliers = _CHECKS, timelines.APPLIERS
         first_operation, last_operation = int(form.FIRST_OPERATION), int(form.LAST_OPERATION)
         for low in range(first, last, _CHUNK):
             records = segment.records[low : min(low + _CHUNK, last)]

@@ -106,7 +106,7 @@ class History:
         trace = self.trace
         start = max(trace.start, position - SCAN_EVENTS)
         sequences, times, records = [], [], []
-        numbers, starts = trace._segments, trace._starts
+        numbers, starts, clocks = (list(part) for part in zip(*trace.heads, strict=True))
         first = max(0, int(np.searchsorted(starts, start, side="right")) - 1)
         first = max(first, int(np.searchsorted(starts, position)) - SCAN_SEGMENTS, 0)
         start = max(start, starts[first])
@@ -123,7 +123,7 @@ class History:
             empty = np.zeros(0, np.int64)
             return Past(start, 0, empty, empty, np.zeros(0, form.RECORD_DTYPE))
         times_all = np.concatenate(times)
-        start_ns = trace._clocks[first]
+        start_ns = clocks[first]
         if start > starts[first]:  # within a segment
             start_ns = int(times_all[0]) if times_all.size else start_ns
         return Past(
