@@ -9,6 +9,7 @@ import pytest
 
 from bandscope.allocator import chain
 from bandscope.allocator.band import Band
+from bandscope.inspect.exports import export
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.replay import replay
 from tests.allocator.arenas import LAYOUTS, P3
@@ -72,3 +73,17 @@ def test_a_replay_can_stop_early(tmp_path: Path) -> None:
     half = replay(Trace(recorded.path), until=whole.stop // 2)
 
     assert 0 < half.operations < whole.operations
+
+
+def test_a_slice_replays(tmp_path: Path) -> None:
+    """A part of a trace, cut out of its middle, is a program as well."""
+    recorded = record(
+        tmp_path / "run", P3, operations=400, keyframe_every=60, segment_records=600
+    )
+    trace = Trace(recorded.path)
+    middle = trace.start + (trace.stop - trace.start) // 3
+    export(trace, "slice", tmp_path / "part.trace", start=middle, stop=2 * middle)
+    report = replay(Trace(tmp_path / "part.trace"))
+
+    assert report.difference is None, str(report.difference)
+    assert 50 < report.operations < 400
