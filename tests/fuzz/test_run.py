@@ -107,6 +107,7 @@ def test_the_report_is_plain_data_and_complete(tiny_model: str) -> None:
         "schema", "config", "device", "verify", "arena_bytes", "sink_bytes", "plan", "workload",
         "results", "bands", "counters", "largest_gap_bytes_min", "series", "checks", "content",
         "baselines", "wall_seconds", "steps_per_second", "digest",
+        "recording",
     ]  # fmt: skip
     assert data["schema"] == "bandscope-run/1"
     assert data["config"] == asdict(run.config)
