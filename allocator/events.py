@@ -244,10 +244,7 @@ class EffectObserver(NullObserver):
     refusal = _as_object(Refusal)
 
 
-_METHODS = (
-    "before", "after", "band_move", "page_move", "lease_begin", "lease_end", "pending", "reclaim",
-    "barrier", "launched", "done", "publish", "refusal",
-)  # fmt: skip
+_METHODS = tuple(name for name in vars(NullObserver) if not name.startswith("_"))
 
 
 class Observers(NullObserver):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from bandscope.allocator.errors import TraceError
 from bandscope.inspect.checks.checked_timeline import CheckedTimeline
 from bandscope.inspect.decode import decoder_for
 from bandscope.inspect.format import CLEAN, ENDINGS, FIRST_OPERATION, LAST_OPERATION, Kind
-from bandscope.inspect.reader import Trace
+from bandscope.inspect.reader import Trace, as_json
 from bandscope.inspect.state import ArenaState, BandState
 
 SAMPLES = 16  # instants at which growth is looked at
@@ -77,17 +78,8 @@ class LeakReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; pages as lists."""
-        return _plain(asdict(self))  # type: ignore[no-any-return]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+        told: dict[str, Any] = json.loads(as_json(asdict(self)))
+        return told
 
 
 def find_leaks(trace: Trace, at: int | None = None) -> LeakReport:
