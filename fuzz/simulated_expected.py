@@ -1,0 +1,91 @@
+"""What a forward or copy must find: where its pages lie, and what their owner last left in them.
+
+Kept by virtual page as the engine asks, never by looking at what the device did: a page that was copied
+to a wrong place, or to none, is expected to hold what its owner wrote all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bandscope.allocator.tables import Pages
+from bandscope.fuzz.simulated_work import UNKNOWN, ZEROES, BandAccess, Stamps
+
+if TYPE_CHECKING:
+    from bandscope.allocator.arena import Arena
+
+Named = Sequence[int] | Pages  # virtual pages
+
+
+class Expectation:
+    """Of one arena. The books say where a page lies and of which generation it is when something is
+    issued; a page of a generation not met before is fresh and holds what the hand-out policy says."""
+
+    def __init__(self, arena: Arena, stamps: Stamps) -> None:
+        books, config = arena.books, arena.books.config
+        fresh = {"zero": ZEROES, "poison": -0xFF, "none": UNKNOWN}
+        self._stamps = stamps
+        self._bands = books.bands
+        self._fresh, self._ids = [], []
+        for band in books.bands:
+            is_state = band.index == books.state
+            self._fresh.append(fresh[config.hand_out_state if is_state else config.hand_out])
+            self._ids.append(books.state_ids if is_state else books.ids)
+        # By band and virtual page: what was left there, and by an owner of which generation.
+        rows = [band.table.place_of.size for band in books.bands]
+        self._left = [np.full(count, UNKNOWN, np.int64) for count in rows]
+        self._generation = [np.full(count, -1, np.int64) for count in rows]
+
+    def access(self, band: int, reads: Named, writes: Named, writer: int) -> BandAccess:
+        """An access that is issued now: it reads pages, then `writer` leaves its stamp in others."""
+        pages = _joined(reads, writes)
+        of_band, left, known = self._bands[band], self._left[band], self._generation[band]
+        physical = of_band.physical(of_band.table.place_of[pages])
+        generation = self._ids[band].generation[pages]
+        before = known[pages]
+        if generation.tobytes() != before.tobytes():
+            stale = generation != before
+            fresh = pages[stale]
+            left[fresh] = self._fresh[band]
+            known[fresh] = generation[stale]
+        count = len(reads)
+        access = BandAccess(band, pages, count, physical, generation, left[pages[:count]])
+        if count < pages.size:
+            written = pages[count:]
+            access.written = self._stamps.of_writer(writer, band, written)
+            left[written] = access.written
+        return access
+
+    def wrongly_mapped(self, mirrors: Sequence[Pages]) -> str:
+        """Names a table row that says where a page lies that holds nothing, or nothing of one that
+        lies somewhere, if `mirrors` has one; else empty. (Where mapped pages lie, accesses check.)"""
+        for band, rows in zip(self._bands, mirrors, strict=True):
+            unmapped, empty = rows < 0, band.table.place_of < 0
+            if unmapped.tobytes() != empty.tobytes():
+                page = int((unmapped != empty).argmax())
+                return (
+                    f"the table row of band {band.name} virtual page {page} says "
+                    f"{int(rows[page])}, but the page is {'free' if empty[page] else 'held'}"
+                )
+        return ""
+
+    def must_wait(self, later: BandAccess, copy: BandAccess, copied: frozenset[int]) -> bool:
+        """True when a copy of the pages `copied` and a later access touch a page of the same owner that
+        one of them writes."""
+        if copy.band != later.band:
+            return False
+        touched = later.pages[later.read_count :] if copy.read_count else later.pages
+        if copied.isdisjoint(touched.tolist()):
+            return False
+        same = np.flatnonzero(np.isin(copy.pages, touched))
+        now = self._ids[copy.band].generation[copy.pages[same]]
+        return bool((copy.generation[same] == now).any())
+
+
+def _joined(first: Named, second: Named) -> Pages:
+    if isinstance(first, np.ndarray):
+        return np.concatenate((first, second)) if len(second) else first
+    return np.array([*first, *second], np.int64)
