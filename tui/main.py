@@ -32,7 +32,9 @@ from bandscope.tui.commands import bench as bench_command
 from bandscope.tui.commands import doctor as doctor_command
 from bandscope.tui.commands import replay as replay_command
 from bandscope.tui.commands import run as run_command
+from bandscope.tui.commands import size as size_command
 from bandscope.tui.commands import top as top_command
+from bandscope.tui.commands.fuzz.app import app as fuzz_app
 from bandscope.tui.commands.inspect.app import app as inspect_app
 
 PROGRAM = "bandscope"
@@ -71,7 +73,9 @@ app = typer.Typer(
 app.command("run")(run_command.run)
 app.command("top")(top_command.top)
 app.add_typer(inspect_app)
+app.add_typer(fuzz_app)
 app.command("replay")(replay_command.replay)
+app.command("size")(size_command.size)
 app.command("bench")(bench_command.bench)
 app.command("doctor")(doctor_command.doctor)
 

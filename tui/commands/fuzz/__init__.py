@@ -1,0 +1,1 @@
+"""The commands under `bandscope fuzz`, one module per group of them."""
