@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from types import TracebackType
@@ -15,6 +16,8 @@ from typing import Any
 
 from bandscope.allocator.errors import ConfigError, DeviceError
 from bandscope.fuzz.campaign import Case, CaseResult, Settings, run_case
+
+CONNECT_SECONDS = 5.0
 
 
 class Processes:
@@ -43,6 +46,13 @@ class Processes:
         yield from self._pool.map(run_case, [settings] * len(cases), cases, chunksize=4)
 
 
+def _check_answers(address: str) -> None:
+    """`OSError` when nothing listens at HOST:PORT; Ray itself tries for minutes, then ends the process."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+
+
 class RayCluster:
     """A Ray cluster at `address` (`auto`: the one this machine belongs to; `local`: a new one here), as
     a fleet and a context. The nodes need this version of Bandscope. `ConfigError` without Ray,
@@ -60,6 +70,7 @@ class RayCluster:
             ) from error
         self._ray = ray
         try:
+            _check_answers(address)
             ray.init(
                 address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False
             )
