@@ -1,13 +1,15 @@
 """How large an arena is, and whether it can run anything at all.
 
-First version: the arena's bytes are given, or a share of the device's memory; the floor is what one
-request needs at batch size 1. (Targets per band and concurrency come on top of this.)
+The arena's bytes are given, or what the static share of a device's memory leaves beside the weights.
+The floor is what one request needs at batch size 1. Targets per band and concurrency come on top of
+this (`targets`).
 """
 
 from __future__ import annotations
 
 import re
 from decimal import Decimal
+from fractions import Fraction
 
 from bandscope.allocator.errors import SizingError
 from bandscope.allocator.plan import StoragePlan
@@ -46,13 +48,33 @@ def usable_bytes(total_bytes: int) -> int:
     return total_bytes // ROUND_BYTES * ROUND_BYTES
 
 
-def share_of_memory(total_bytes: int, free_bytes: int, fraction: float) -> int:
-    """The arena's bytes when a `fraction` of a device's `total_bytes` is set aside for it."""
+def static_bytes(total_bytes: int, mem_fraction_static: float | Fraction, weights_bytes: int) -> int:
+    """The arena's byte budget on a device of `total_bytes`: the static share of it (exact: 0.9 means
+    nine tenths), without the weights, which are static too. `SizingError` when nothing is left."""
+    share = _share(total_bytes, mem_fraction_static)
+    if weights_bytes < 0:
+        raise SizingError(f"weights of {weights_bytes:,} bytes were given; give 0 or more")
+    if weights_bytes >= share:
+        raise SizingError(
+            f"{weights_bytes:,} bytes of weights leave nothing for an arena in the static share of "
+            f"{share:,} bytes; raise mem_fraction_static, split the model over more ranks or take a "
+            "larger device"
+        )
+    return share - weights_bytes
+
+
+def _share(total_bytes: int, fraction: float | Fraction) -> int:
     if not 0 < fraction <= 1:
         raise SizingError(
             f"a memory fraction of {fraction} was asked for; give a number above 0 and up to 1"
         )
-    wanted = usable_bytes(int(total_bytes * fraction))
+    exact = Fraction(str(fraction))
+    return total_bytes * exact.numerator // exact.denominator
+
+
+def share_of_memory(total_bytes: int, free_bytes: int, fraction: float) -> int:
+    """The arena's bytes when a `fraction` of a device's `total_bytes` is set aside for it."""
+    wanted = usable_bytes(_share(total_bytes, fraction))
     if wanted > free_bytes:
         raise SizingError(
             f"{fraction:.0%} of the device's {total_bytes:,} bytes were asked for, but only "
@@ -68,38 +90,55 @@ def check_holds_one_page(plan: StoragePlan, total_bytes: int) -> None:
     _check(plan, total_bytes, terms, [1] * len(plan.bands), "one page of every band")
 
 
-def floor_pages(plan: StoragePlan, context_tokens: int | None = None) -> list[int]:
-    """Pages per band, in chain order, of the one-request floor: window rows, one state slot, one
-    page of full attention. A window of unstated length counts as the whole context."""
+def floor_pages(
+    plan: StoragePlan, context_tokens: int | None = None, *, state_slots: int = 1
+) -> list[int]:
+    """Pages per band, in chain order, of the one-request floor: the window rows that one request
+    holds while it decodes, its state slots, one page of full attention. A window of unstated length
+    counts as the whole context."""
+    # Here, so that the program's help, which reads sizes, starts without NumPy.
+    import numpy as np
+
+    from bandscope.allocator.demand import DemandModel
+
+    # Without a context, a length at which every window is full.
     context = context_tokens or plan.context_length
-    pages = []
-    for band in plan.bands:
-        if band.kind != "window":
-            pages.append(1)
-            continue
-        tokens = (band.window_length or context or 1) + band.page_size
-        if context is not None:
-            tokens = min(context, tokens)
-        pages.append(-(-tokens // band.page_size))
+    longest = max(band.window_length or 1 for band in plan.bands) + 2 * plan.page_size
+    row = DemandModel(plan, state_slots).most(np.array(context or longest))
+    for index, band in enumerate(plan.bands):
+        unbounded = band.kind == "window" and band.window_length is None and context is None
+        if band.kind == "full" or unbounded:
+            row[index] = 1
+    pages: list[int] = row.tolist()
     return pages
 
 
-def floor_terms(plan: StoragePlan, context_tokens: int | None = None) -> dict[str, int]:
+def floor_terms(
+    plan: StoragePlan, context_tokens: int | None = None, *, state_slots: int = 1
+) -> dict[str, int]:
     """The terms of the one-request floor, in bytes: the sink and `floor_pages`."""
-    terms = {"sink": plan.sink_bytes}
-    for band, pages in zip(plan.bands, floor_pages(plan, context_tokens), strict=True):
-        unit = "slot" if band.kind == "state" else "page"
-        plural = "s" if band.kind == "window" else ""
-        terms[f"{pages} {unit}{plural} of {band.name}"] = pages * band.page_bytes
-    return terms
+    return _terms(plan, floor_pages(plan, context_tokens, state_slots=state_slots))
 
 
 def check_one_request_floor(
-    plan: StoragePlan, total_bytes: int, context_tokens: int | None = None
+    plan: StoragePlan,
+    total_bytes: int,
+    context_tokens: int | None = None,
+    *,
+    state_slots: int = 1,
 ) -> None:
     """`SizingError` naming every term unless one request at batch size 1 can run."""
-    terms, pages = floor_terms(plan, context_tokens), floor_pages(plan, context_tokens)
-    _check(plan, usable_bytes(total_bytes), terms, pages, "one request")
+    pages = floor_pages(plan, context_tokens, state_slots=state_slots)
+    _check(plan, usable_bytes(total_bytes), _terms(plan, pages), pages, "one request")
+
+
+def _terms(plan: StoragePlan, floor: list[int]) -> dict[str, int]:
+    terms = {"sink": plan.sink_bytes}
+    for band, pages in zip(plan.bands, floor, strict=True):
+        unit = "slot" if band.kind == "state" else "page"
+        plural = "s" if band.kind == "window" or pages > 1 else ""
+        terms[f"{pages} {unit}{plural} of {band.name}"] = pages * band.page_bytes
+    return terms
 
 
 def _check(

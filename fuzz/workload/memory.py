@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from bandscope.allocator import demand_fit
 from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.operations import DONE, Outcome
@@ -22,12 +23,20 @@ class ServingMemory(Protocol):
     """Memory of a serving engine. Demands are pages per band in chain order."""
 
     plan: StoragePlan
+    total_bytes: int
 
     def serves(self, demand: Sequence[int]) -> bool:
         """Does `demand` fit on top of what is held?"""
 
     def serves_when_empty(self, demand: Sequence[int]) -> bool:
         """Would `demand` fit if nothing were held?"""
+
+    def shortage(self, demands: np.ndarray) -> np.ndarray:
+        """Bytes that are missing for each of these demands on top of what is held; ≤ 0: it fits.
+        Negative pages will have been freed by then."""
+
+    def shortage_when_empty(self, demands: np.ndarray) -> np.ndarray:
+        """Bytes that would be missing for each of these demands if nothing were held."""
 
     def admit(self, request: int) -> Outcome: ...
 
@@ -59,12 +68,19 @@ class ArenaMemory:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.plan = arena.plan
+        self.total_bytes = arena.total_bytes
 
     def serves(self, demand: Sequence[int]) -> bool:
         return self.arena.serves(demand)
 
     def serves_when_empty(self, demand: Sequence[int]) -> bool:
         return self.arena.serves_when_empty(demand)
+
+    def shortage(self, demands: np.ndarray) -> np.ndarray:
+        return demand_fit.shortage(self.arena.books, demands)
+
+    def shortage_when_empty(self, demands: np.ndarray) -> np.ndarray:
+        return demand_fit.shortage_when_empty(self.plan, self.total_bytes, demands)
 
     def admit(self, request: int) -> Outcome:
         return self.arena.apply(ops.Admit(request))
@@ -118,6 +134,7 @@ class PoolMemory:
 
     def __init__(self, plan: StoragePlan, total_bytes: int, shares: Sequence[float]) -> None:
         self.plan = plan
+        self.total_bytes = total_bytes
         usable = total_bytes - plan.sink_bytes
         self.page_bytes = np.array([band.page_bytes for band in plan.bands], np.int64)
         self.capacity = (usable * np.asarray(shares)).astype(np.int64) // self.page_bytes
@@ -136,6 +153,13 @@ class PoolMemory:
 
     def serves_when_empty(self, demand: Sequence[int]) -> bool:
         return bool((np.asarray(demand) <= self.capacity).all())
+
+    def shortage(self, demands: np.ndarray) -> np.ndarray:
+        return self.shortage_when_empty(demands + self.used)
+
+    def shortage_when_empty(self, demands: np.ndarray) -> np.ndarray:
+        missing: np.ndarray = ((demands - self.capacity) * self.page_bytes).max(axis=1)
+        return missing
 
     def _take(self, demand: np.ndarray) -> Outcome:
         if not (self.used + demand <= self.capacity).all():

@@ -1,10 +1,13 @@
 """Continuous batching against a virtual clock: the engine loop that drives an arena with a trace.
 
-One step: take arrivals, admit from the head of the queue while the worst case of all admitted
-requests fits, cut prefill chunks from a token budget, give every decoding request one token, launch,
-and complete the forward *before* this one, so that freed pages really wait for launched work. When a
-step cannot get its memory, the request admitted last is retracted: it goes back to the head of the
-queue with what it has generated, and is prefilled again later.
+One step: take arrivals, admit from the head of the queue while every step to come of all admitted
+requests fits (`admission`), cut prefill chunks from a token budget, give every decoding request one
+token, launch, and complete the forward *before* this one, so that freed pages really wait for
+launched work.
+
+When a step cannot get its memory, the request admitted last is retracted: it goes back to the head of
+the queue with what it has generated, and is prefilled again later. So the one admitted first always
+runs to its end, which an empty memory holds; a prefill chunk retracts only those admitted after it.
 
 Nothing here depends on real time: the same trace, seed and memory give the same operations.
 """
@@ -17,15 +20,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
-from bandscope.allocator.demand import add, chunk_demand, peak_demand
 from bandscope.allocator.operations import Outcome
+from bandscope.fuzz.workload.admission import PROMPT_REFUSED, Admission, Running, Waiting
 from bandscope.fuzz.workload.memory import ServingMemory
 from bandscope.fuzz.workload.request import Request
 from bandscope.fuzz.workload.results import Results
 
-PROMPT_REFUSED = "Request prompt exceeds the KV memory budget"
+__all__ = ["PROMPT_REFUSED", "Running", "Scheduler", "SchedulerConfig", "StepCost", "Waiting"]
+
+#: Steps after which a request at the head of the queue is looked at again when nothing was given
+#: back: as those that run come nearer their ends, a later one overlaps less with them.
+RETRY_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -86,29 +91,6 @@ class NoForward:
         pass
 
 
-@dataclass(slots=True)
-class Running:
-    """One admitted request. `computed` tokens have room; `goal` is prompt plus output."""
-
-    request: Request
-    number: int
-    admitted_seconds: float
-    prompt_tokens: int
-    goal_tokens: int
-    computed: int = 0
-    first_token_seconds: float | None = None
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A request in the queue; after a retraction `generated` output tokens count as prompt."""
-
-    request: Request
-    generated: int = 0
-    first_token_seconds: float | None = None
-    clipped_output: int | None = None
-
-
 @dataclass
 class Scheduler:
     """The loop. `results` fills while it runs and is complete at any time (also after Ctrl-C)."""
@@ -126,10 +108,13 @@ class Scheduler:
         self.waiting: deque[Waiting] = deque()
         self.prefilling: list[Running] = []
         self.decoding: list[Running] = []
-        self._peaks: dict[int, list[int]] = {}
+        self.admission = Admission(
+            self.memory, self.config.chunk_tokens, self.config.output_reserve
+        )
         self._next_number = 0
         self._in_flight: deque[int] = deque()
         self._blocked = False
+        self._retry_at_step = 0
         self._random = random.Random(self.config.seed)
 
     # --- the loop -----------------------------------------------------------------------------
@@ -180,115 +165,63 @@ class Scheduler:
     # --- admission ------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        # An answer of "no" stands until memory was given back or somebody new is at the head.
+        # An answer of "no" stands until memory was given back, somebody new is at the head, or
+        # those that run have come some steps nearer their ends.
+        if self._blocked and self.results.steps >= self._retry_at_step > 0:
+            self._blocked = False
         while self.waiting and self.running_count < self.config.max_running and not self._blocked:
             entry = self.waiting[0]
             if not self._can_ever_run(entry):
                 self.waiting.popleft()
                 continue
-            peak = self._peak(entry, self.config.output_reserve)
-            if not self.memory.serves(add(self._outstanding(), peak, self._chunk_for(entry))):
-                self._blocked = True
-                self.results.admission_waits += 1
+            if not self.admission.admits(entry, [*self.decoding, *self.prefilling]):
+                self._block(self.results.steps + RETRY_STEPS)
+                self.results.admission_waits += not entry.has_waited
+                entry.has_waited = True
                 return
             outcome = self.memory.admit(self._next_number)
             if not outcome:
-                self._blocked = True
+                self._block()
                 self._refused(outcome)
                 return
             self.waiting.popleft()
-            self._start(entry, peak)
+            self._start(entry)
 
-    def _start(self, entry: Waiting, peak: list[int]) -> None:
+    def _block(self, retry_at_step: int = 0) -> None:
+        """Admit nobody until something leaves, or until this step (0: no such step)."""
+        self._blocked = True
+        self._retry_at_step = retry_at_step
+
+    def _start(self, entry: Waiting) -> None:
         request = entry.request
-        output = request.output_tokens if entry.clipped_output is None else entry.clipped_output
+        assert entry.output_tokens is not None
         running = Running(
             request,
             self._next_number,
             self.clock_seconds,
-            request.prompt_tokens + entry.generated,
-            request.prompt_tokens + max(1, output),
+            entry.prompt_tokens,
+            request.prompt_tokens + entry.output_tokens,
+            self.admission.reserved(entry),
+            entry.chunk_tokens,
             first_token_seconds=entry.first_token_seconds,
         )
-        self._peaks[running.number] = peak
         self._next_number += 1
         self.prefilling.append(running)
         self.results.admissions += 1
         self.results.queue_seconds.append(self.clock_seconds - request.arrival_seconds)
 
     def _can_ever_run(self, entry: Waiting) -> bool:
-        """Abort a request that not even an empty arena could hold; clip an output that it could
+        """Abort a request that not even an empty memory could hold; clip an output that it could
         not hold to the end."""
-        request = entry.request
-        limit = self.plan.context_length
-        if limit is not None and request.prompt_tokens >= limit:
-            self.results.abort(
-                request.index,
-                "prompt exceeds the context length",
-                f"prompt of {request.prompt_tokens:,} tokens, context length of {limit:,}",
-            )
+        is_new = entry.output_tokens is None
+        refusal = self.admission.look_at(entry)
+        if refusal is not None:
+            self.results.abort(entry.request.index, refusal.reason, refusal.detail)
             return False
-        output = max(1, request.output_tokens)
-        if limit is not None:
-            output = min(output, limit - request.prompt_tokens)
-        fits = self._longest_output(request, output)
-        if fits < 1:
-            self.results.abort(request.index, PROMPT_REFUSED, self._budget_sum(request))
-            return False
-        if fits < request.output_tokens and entry.clipped_output is None:
+        assert entry.output_tokens is not None
+        if is_new and entry.output_tokens < entry.request.output_tokens:
             self.results.clipped_outputs += 1
-            entry.clipped_output = fits
         return True
-
-    def _longest_output(self, request: Request, output: int) -> int:
-        """The most output tokens, up to `output`, with which an empty arena holds the request."""
-
-        def holds(tokens: int) -> bool:
-            demand = peak_demand(self.plan, request.prompt_tokens, tokens)
-            # Retracted at its last token, it is prefilled again with all that it has generated.
-            replayed = tokens if self.config.output_reserve < 1 else 0
-            prefilled = min(request.prompt_tokens + replayed, self.config.chunk_tokens)
-            chunk = chunk_demand(self.plan, prefilled)
-            return self.memory.serves_when_empty(add(demand, chunk))
-
-        if holds(output):
-            return output
-        low, high = 0, output
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if holds(middle) else (low, middle)
-        return low
-
-    def _budget_sum(self, request: Request) -> str:
-        demand = peak_demand(self.plan, request.prompt_tokens, 1)
-        terms = [
-            f"{pages} pages of {band.name} = {pages * band.page_bytes:,} bytes"
-            for pages, band in zip(demand, self.plan.bands, strict=True)
-        ]
-        return f"prompt of {request.prompt_tokens:,} tokens: " + ", ".join(terms)
-
-    def _peak(self, entry: Waiting, reserve: float) -> list[int]:
-        output = entry.clipped_output or max(1, entry.request.output_tokens)
-        kept = max(1, entry.generated, round(output * reserve))
-        return peak_demand(self.plan, entry.request.prompt_tokens, kept)
-
-    def _chunk_for(self, entry: Waiting) -> list[int]:
-        """What the next step's chunks may hold, when `entry` is prefilled with those before it."""
-        due = sum(running.prompt_tokens - running.computed for running in self.prefilling)
-        due += entry.request.prompt_tokens + entry.generated
-        # Each request's chunk may start and end inside a page of its own.
-        pages = chunk_demand(self.plan, min(due, self.config.chunk_tokens))
-        return [count + len(self.prefilling) if count else 0 for count in pages]
-
-    def _outstanding(self) -> list[int]:
-        """What the running requests may still take, pages per band."""
-        numbers = [running.number for running in self.running()]
-        if not numbers:
-            return [0] * len(self.plan.bands)
-        peaks = np.array([self._peaks[number] for number in numbers])
-        missing = np.maximum(peaks - self.memory.held(numbers), 0)
-        result: list[int] = missing.sum(axis=0).tolist()
-        return result
 
     # --- one step ---------------------------------------------------------------------------------
 
@@ -324,23 +257,36 @@ class Scheduler:
             self.after_step(self)
 
     def _prefill_chunks(self) -> list[tuple[int, int, int]]:
-        """Cut this step's chunks, first come first served, from the token budget."""
+        """Cut this step's chunks, first come first served, from the token budget. A request that
+        must take smaller chunks has its steps for itself."""
         spans: list[tuple[int, int, int]] = []
-        budget = self.config.chunk_tokens
+        whole = budget = self.config.chunk_tokens
         for running in list(self.prefilling):
-            if budget == 0:
+            alone = running.chunk_tokens < whole
+            if budget == 0 or (alone and budget < whole) or running not in self.prefilling:
                 break
-            tokens = min(budget, running.prompt_tokens - running.computed)
-            outcome = self.memory.extend(running.number, tokens)
-            if not outcome:
-                self._refused(outcome)
+            tokens = min(budget, running.chunk_tokens, running.prompt_tokens - running.computed)
+            if not self._extend(running, tokens):
                 if not spans and not self.decoding:
-                    self._make_way(running)
+                    self._abort(running)
                 break
             spans.append((running.number, running.computed, running.computed + tokens))
             running.computed += tokens
-            budget -= tokens
+            budget = 0 if alone else budget - tokens
         return spans
+
+    def _extend(self, running: Running, tokens: int) -> bool:
+        """Room for a chunk; those admitted later give way to it (which only pins or a closed gate
+        make necessary: admission has seen to the memory)."""
+        while True:
+            outcome = self.memory.extend(running.number, tokens)
+            if outcome:
+                return True
+            self._refused(outcome)
+            victim = self._victim()
+            if victim is running:
+                return False
+            self._retract(victim)
 
     def _decode_all(self) -> list[Running]:
         """One more token for every decoding request; retracts until it fits. The tokens that are
@@ -375,7 +321,6 @@ class Scheduler:
     def _leave(self, running: Running, why: str) -> None:
         self.forward.leaving(running.number, running.computed)
         self.memory.release(running.number, why)
-        del self._peaks[running.number]
         self._blocked = False
         if why == "finished":
             self.results.finished += 1
@@ -387,19 +332,17 @@ class Scheduler:
     # --- when memory runs out -----------------------------------------------------------------------
 
     def _victim(self) -> Running:
+        """Who gives way: the request admitted last."""
         return max(self.running(), key=lambda running: running.number)
 
-    def _make_way(self, keep: Running) -> None:
-        """A prefill chunk does not fit and nothing else can go on: retract somebody else, and when
-        there is nobody else, the request itself cannot be served."""
-        others = [running for running in self.running() if running is not keep]
-        if others:
-            self._retract(max(others, key=lambda running: running.number))
-            return
-        self.prefilling.remove(keep)
-        self._leave(keep, "aborted")
+    def _abort(self, running: Running) -> None:
+        """Alone, and its chunk does not fit: the clip said that it does, so pages of it cannot move."""
+        self.prefilling.remove(running)
+        self._leave(running, "aborted")
         self.results.abort(
-            keep.request.index, "no memory for its chunks", self._budget_sum(keep.request)
+            running.request.index,
+            "no memory for its chunks",
+            self.admission.budget_sum(running.request),
         )
 
     def _retract(self, running: Running) -> None:
@@ -410,10 +353,9 @@ class Scheduler:
         if running.computed < running.prompt_tokens:  # retracted again before it was restored
             generated = running.prompt_tokens - running.request.prompt_tokens
         entry = Waiting(running.request, generated, running.first_token_seconds)
-        if running.goal_tokens < running.request.prompt_tokens + running.request.output_tokens:
-            entry.clipped_output = running.goal_tokens - running.request.prompt_tokens
+        entry.output_tokens = running.goal_tokens - running.request.prompt_tokens
         self.waiting.appendleft(entry)
-        self._blocked = True  # until something finishes: it would only be retracted again
+        self._block()  # until something finishes: it would only be retracted again
 
     def _refused(self, outcome: Outcome) -> None:
         self.results.refusals[outcome.reason] += 1

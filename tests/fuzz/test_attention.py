@@ -150,7 +150,7 @@ def test_slow_kernels_change_nothing() -> None:
 # --- the test of the test -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("model", "band"), [("gpt-oss", 0), ("gpt-oss", 1), ("kimi", 0)])
+@pytest.mark.parametrize(("model", "band"), [("gpt-oss", 0), ("gpt-oss", 1), ("gdn", 0)])
 def test_one_batch_of_copies_that_does_not_happen_is_seen(model: str, band: int) -> None:
     """Tables say that pages moved, the bytes stayed: a window, full attention, and states."""
     moves: list[Moves] = []

@@ -52,9 +52,9 @@ def test_shares_sum_to_one_and_follow_the_ratios(model: str, ratios: tuple[float
 
 
 def test_shares_of_demand_are_those_of_the_peaks() -> None:
-    """One request of 20 + 10 tokens: a slot, a window of 8 and its two pages of slack, 30 pages."""
+    """One request of 20 + 10 tokens: a slot, a window of 8, 30 pages of one token."""
     shares = shares_of_demand(small_plan(), [Request(0, 0.0, 20, 10)])
-    needs = [512, 10 * 64, 30 * 128]
+    needs = [512, 8 * 64, 30 * 128]
     assert shares == pytest.approx([need / sum(needs) for need in needs])
     twice = shares_of_demand(small_plan(), [Request(0, 0.0, 20, 10), Request(1, 0.0, 20, 10)])
     assert twice == pytest.approx(shares)
@@ -93,8 +93,8 @@ def test_the_search_is_never_worse_than_where_it_started(total_bytes: int) -> No
         PoolMemory(plan, total_bytes, shares_of_demand(plan, trace())), CONFIG
     ).run(trace())
     assert cost_of(best.results) <= cost_of(default.results)
-    assert cost_of(best.results)[0] <= cost_of(own)[0]
-    assert cost_of(best.results)[1] <= cost_of(own)[1] + 1e-9
+    # Requests not served whole come first: serving more of them may take each one longer.
+    assert cost_of(best.results) <= (cost_of(own)[0], cost_of(own)[1] + 1e-9)
     for base in found:
         results = base.results
         assert results.finished + sum(results.aborts.values()) == results.arrived == 40

@@ -15,7 +15,6 @@ import pytest
 from bandscope.allocator import events
 from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena
-from bandscope.allocator.demand import add, chunk_demand, peak_demand
 from bandscope.allocator.families import declare_model
 from bandscope.allocator.operations import Operation, Outcome
 from bandscope.allocator.plan import StoragePlan, plan_from_sizes, plan_storage
@@ -26,6 +25,7 @@ from bandscope.fuzz.workload.scheduler import (
     Scheduler,
     SchedulerConfig,
     StepCost,
+    Waiting,
 )
 
 STEPS_MAX = 20_000
@@ -329,8 +329,9 @@ def test_a_prompt_that_never_fits_is_refused_with_the_sum() -> None:
         {
             "request": 1,
             "reason": "Request prompt exceeds the KV memory budget",
-            "detail": "prompt of 500 tokens: 1 pages of mamba = 768 bytes, 4 pages of window_8 = "
-            "4,096 bytes, 126 pages of full = 258,048 bytes",
+            "detail": "prompt of 500 tokens and one of output: sink 2,048 + 1 slot of mamba 768 + "
+            "3 pages of window_8 3,072 + 126 pages of full 258,048 + rounding to page grids 256 = "
+            "264,192 bytes of 27,648",
         }
     ]
     assert results.finished == 2
@@ -489,20 +490,117 @@ def test_a_retracted_request_whose_replay_fills_the_window_is_no_livelock() -> N
 
 
 def test_what_is_admitted_fits_an_empty_arena_at_any_time_of_its_life() -> None:
-    """Whatever was generated before a retraction: prompt, progress and chunk fit an empty arena."""
-    config = SchedulerConfig(chunk_tokens=64, output_reserve=0.0)
-    for units in range(60, 160, 5):
-        scheduler, _ = scheduler_of(
-            WINDOW, UNIT * units, chunk_tokens=config.chunk_tokens, output_reserve=0.0
+    """Whatever was generated before a retraction: an empty arena holds every step of the rest of the
+    life, prefilled again in the chunks that the request then gets; one token more it does not hold."""
+    clipped = limited = 0
+    for units in range(40, 160, 5):
+        scheduler, _ = scheduler_of(WINDOW, UNIT * units, chunk_tokens=64, output_reserve=0.0)
+        admission, memory = scheduler.admission, scheduler.memory
+        entry = Waiting(Request(0, 0.0, 20, 60))
+        assert admission.look_at(entry) is None
+        fits = entry.output_tokens or 0
+        clipped += fits < 60
+        for generated in range(0, fits + 1):
+            again = Waiting(entry.request, generated, output_tokens=fits)
+            assert admission.look_at(again) is None
+            limited += again.chunk_tokens < 64
+            rows = admission.model.life_rows(20 + generated, 20 + fits, again.chunk_tokens)
+            assert (memory.shortage_when_empty(rows) <= 0).all()
+            assert admission.admits(again, [])
+        if fits < 60:
+            rows = admission.model.life_rows(20, 20 + fits + 1, 1)
+            assert (memory.shortage_when_empty(rows) > 0).any()
+    assert clipped > 3 and limited > 100
+
+
+def progress_of(spy: Spy, left: Sequence[int]) -> list[int]:
+    """Tokens computed by each life of one request of the trace, in order."""
+    return [tokens for number, tokens in spy.left if number in left]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_request_restarts_twice_without_progress(name: str) -> None:
+    """Overcommitted to the utmost: every life of a request ends with more tokens than the one
+    before, from the first to the last."""
+    lives = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        scheduler, spy = scheduler_of(
+            LAYOUTS[name],
+            UNIT * rng.randint(60, 200),
+            page_size=rng.choice([1, 1, 4]),
+            chunk_tokens=rng.choice([3, 8, 16]),
+            output_reserve=0.0,
         )
-        request = Request(0, 0.0, 20, 60)
-        fits = scheduler._longest_output(request, request.output_tokens)
-        for generated in range(1, fits + 1):
-            demand = add(
-                peak_demand(scheduler.plan, request.prompt_tokens, generated),
-                chunk_demand(scheduler.plan, min(20 + generated, config.chunk_tokens)),
-            )
-            assert scheduler.memory.serves_when_empty(demand)
+        numbers: dict[int, list[int]] = {}
+
+        def note(scheduler: Scheduler, numbers: dict[int, list[int]] = numbers) -> None:
+            for running in scheduler.running():
+                kept = numbers.setdefault(running.request.index, [])
+                if running.number not in kept:
+                    kept.append(running.number)
+
+        scheduler.after_step = note
+        results = serve(scheduler, random_requests(seed, count=16)).results
+        assert set(results.aborts) <= {PROMPT_REFUSED}
+        for index, left in numbers.items():
+            ends = progress_of(spy, left)
+            prompt = random_requests(seed, count=16)[index].prompt_tokens
+            assert all(later > max(earlier, prompt) for earlier, later in
+                       zip(ends, ends[1:], strict=False)), (seed, index, ends)  # fmt: skip
+            lives += len(ends) - 1
+    assert lives > 10
+
+
+def test_a_chunk_makes_those_admitted_later_give_way() -> None:
+    """A prefill chunk that finds no room retracts the request admitted after it, never an older one."""
+    for seed in range(20):
+        scheduler, spy = scheduler_of(
+            STATE, UNIT * (50 + 3 * seed), output_reserve=0.0, chunk_tokens=5
+        )
+        serve(scheduler, random_requests(seed, count=12))
+        running: set[int] = set()
+        for op in spy.operations:
+            if type(op) is ops.Admit:
+                running.add(op.request)
+            elif type(op) is ops.Release:
+                if op.why == "retracted":
+                    assert op.request == max(running)
+                running.remove(op.request)
+
+
+class Refusing(ArenaMemory):
+    """An arena that refuses one request's chunks while another runs, as pinned pages may."""
+
+    refused, because_of = 0, 2
+
+    def extend(self, request: int, tokens: int) -> Outcome:
+        if request == self.refused and self.because_of in self.arena.books.ledger.row_of:
+            return Outcome(False, reason="pins", message="pinned")
+        return super().extend(request, tokens)
+
+
+def test_a_refused_chunk_retracts_those_behind_it_until_it_fits() -> None:
+    """The two requests behind the refused one leave, last first, and come back when there is room;
+    the one that cannot be helped is aborted, and the others go on."""
+    scheduler, spy = scheduler_of(STATE, 1 << 20, chunk_tokens=8)
+    arena = scheduler.memory.arena  # type: ignore[attr-defined]
+    memory = Refusing(arena)
+    memory.because_of = 1
+    scheduler.memory = memory
+    results = serve(scheduler, requests_of((20, 3), (20, 3), (20, 3))).results
+    released = [(op.request, op.why) for op in spy.operations if type(op) is ops.Release]
+    assert released[:2] == [(2, "retracted"), (1, "retracted")]
+    assert results.finished == 3 and results.retractions == 2
+    assert results.refusals == Counter({"pins": 2})
+
+    scheduler, spy = scheduler_of(STATE, 1 << 20, chunk_tokens=8)
+    memory = Refusing(scheduler.memory.arena)  # type: ignore[attr-defined]
+    memory.because_of = 0  # itself: nobody else can help
+    scheduler.memory = memory
+    results = serve(scheduler, requests_of((20, 3), (20, 3))).results
+    assert results.aborts == Counter({"no memory for its chunks": 1})
+    assert results.finished == 1
 
 
 def test_the_same_trace_twice_is_the_same_run() -> None:
