@@ -234,7 +234,9 @@ class Trace:
         return reader
 
     def _open(self, number: int, assumed_sequence: int) -> SegmentReader:
-        reader = SegmentReader(self.path, number, assumed_sequence)
+        return self._keep(number, SegmentReader(self.path, number, assumed_sequence))
+
+    def _keep(self, number: int, reader: SegmentReader) -> SegmentReader:
         self._damages[number] = reader.damages, reader.stop_sequence
         if reader.ending is not None:
             self._finished.add(number)
@@ -289,12 +291,12 @@ class Trace:
         return total
 
 
-def open_trace(path: str | Path) -> Trace:
-    """Open `NAME.trace`, or `NAME` where that is meant."""
+def open_trace(path: str | Path, kind: type[Trace] = Trace) -> Trace:
+    """Open `NAME.trace`, or `NAME` where that is meant; `kind`: the class that reads it."""
     path = Path(path)
     if not path.exists() and path.with_name(path.name + ".trace").is_dir():
         path = path.with_name(path.name + ".trace")
-    return Trace(path)
+    return kind(path)
 
 
 def as_json(value: Any) -> str:

@@ -1,51 +1,63 @@
 """A trace is a program: its operations, tried again, must do what they did.
 
-The arena is rebuilt from the first keyframe and every operation after it is applied. Outcome and
-effects are compared operation by operation, and the whole state at every keyframe, by digest. The first
-difference ends the replay: what follows from a wrong decision says nothing.
+The arena is rebuilt from the first keyframe and every operation after it is applied. Effects and outcome
+are compared operation by operation, as the records that a recorder would write for them, and the whole
+state at every keyframe, by digest. The first difference ends the replay: what follows from a wrong
+decision says nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-import numpy as np
-
-from bandscope.allocator import events
 from bandscope.allocator.arena import Arena, ArenaConfig
-from bandscope.allocator.errors import TraceError
+from bandscope.allocator.checks import Violation
+from bandscope.allocator.device.protocol import Device
+from bandscope.allocator.errors import BandscopeError, TraceError
+from bandscope.allocator.events import Observer, Observers
 from bandscope.allocator.leases import Pin
 from bandscope.allocator.operations import Operation, Outcome
 from bandscope.allocator.plan import BandPlan, StoragePlan
 from bandscope.inspect import format as form
 from bandscope.inspect import keyframe
-from bandscope.inspect.decode import Event, Mark, read_events
+from bandscope.inspect.format import Kind
 from bandscope.inspect.reader import Trace
+from bandscope.inspect.replay_difference import Difference, compare_rows, compare_states
+from bandscope.inspect.replay_rows import RowObserver
+from bandscope.inspect.replay_steps import RecordedStep, Texts, read_steps
+from bandscope.inspect.state import ArenaState
+
+__all__ = ["Difference", "Engine", "ReplayReport", "arena_of", "replay", "restored_arena"]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Where a replay first differs. `event`: the sequence of the event; `operation`: the operation it
-    belongs to; `what`: `outcome`, `effect` or `digest`; then what the trace says and what came."""
+class Engine(Protocol):
+    """A device and the work that a serving engine does on it around the operations: forwards, copies of
+    lease holders, waiting. `fuzz.replay_engine` has one for every device."""
 
-    event: int
-    operation: str
-    what: str
-    expected: str
-    got: str
+    arena_device: Device
+    observer: Observer | None  # is told the arena's effects as well
 
-    def __str__(self) -> str:
-        return (
-            f"event {self.event:,}, {self.operation}: the {self.what} was {self.expected}, and is now "
-            f"{self.got}"
-        )
+    def begin(self, arena: Arena) -> None:
+        """The arena is as the keyframe says."""
+
+    def before(self, operation: Operation) -> None:
+        """An operation is about to be tried."""
+
+    def after(self, operation: Operation, outcome: Outcome) -> list[Violation]:
+        """It was; what was found broken meanwhile."""
+
+    def finish(self) -> list[Violation]:
+        """Nothing more comes: run everything to its end; what was found broken."""
 
 
 @dataclass
 class ReplayReport:
-    """What was replayed: operations applied, effects and keyframes compared, the first difference."""
+    """What was replayed: operations applied, effects and keyframes compared, the first difference.
+
+    `state`: the arena as it is where the replay ended, None without a difference.
+    """
 
     start: int
     stop: int
@@ -53,64 +65,143 @@ class ReplayReport:
     effects: int = 0
     keyframes: int = 0
     difference: Difference | None = None
+    state: ArenaState | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        told = {item.name: getattr(self, item.name) for item in fields(self)}
         difference = self.difference
-        told["difference"] = None if difference is None else dict(
-            (item.name, getattr(difference, item.name)) for item in fields(difference)
-        )
-        return told
+        return {
+            "start": self.start,
+            "stop": self.stop,
+            "operations": self.operations,
+            "effects": self.effects,
+            "keyframes": self.keyframes,
+            "difference": None if difference is None else difference.to_json(),
+        }
 
 
-@dataclass
-class _Effects(events.EffectObserver):
-    """Keeps the effects of one operation. Arrays are copied: they belong to the moment."""
+def replay(
+    trace: Trace,
+    *,
+    until: int | None = None,
+    device: str | Device = "none",
+    engine: Engine | None = None,
+) -> ReplayReport:
+    """Replay a trace from its first keyframe to event `until` (to the end when None), on a device or on
+    that of an `engine`, which then does its work on it and says what it finds.
 
-    kept: list[Any] = field(default_factory=list)
-
-    def effect(self, event: events.Effect) -> None:
-        for item in fields(event):
-            value = getattr(event, item.name)
-            if isinstance(value, np.ndarray):
-                setattr(event, item.name, value.copy())
-        self.kept.append(event)
-
-
-def replay(trace: Trace, *, until: int | None = None, device: str = "none") -> ReplayReport:
-    """Replay a trace from its first keyframe to event `until` (to the end when None).
-
-    Raises `TraceError` when it holds no keyframe, or when a part that is needed is damaged.
+    Raises `TraceError` when it holds no keyframe, or when a part that is needed is damaged, and
+    `DeviceError` when the device cannot hold the arena.
     """
-    start, snapshot = _first_keyframe(trace)
+    start, snapshot = first_keyframe(trace)
     stop = trace.stop if until is None else min(until, trace.stop)
-    if any(not segment.good.all() for segment in trace.segments(start, stop)):
-        raise TraceError(
-            f"trace {trace.path} is damaged, so it cannot be replayed as a whole; `bandscope inspect "
-            "summary` names the damaged parts, and `bandscope inspect export --form slice` cuts a sound "
-            "part out of it"
-        )
-    observer = _Effects()
-    arena = arena_of(trace, device)
-    arena.restore(snapshot_of(snapshot))
+    check_sound(trace, start, stop)
+    arena = restored_arena(trace, snapshot, device if engine is None else engine.arena_device)
+    if engine is not None:
+        engine.begin(arena)
+    texts = Texts()
+    observer = RowObserver(arena, texts)
     arena.books.observer = observer
+    if engine is not None and engine.observer is not None:
+        arena.books.observer = Observers(observer, engine.observer)
     report = ReplayReport(start, stop)
-    for operation, outcome, effects, keyframes in _operations(trace, start, stop):
-        observer.kept = []
-        got = arena.apply(operation.body)  # type: ignore[arg-type]
+    for step in read_steps(trace, texts, start + 1, stop):
+        difference = _try(trace, arena, step, observer, engine)
         report.operations += 1
-        report.effects += len(effects)
-        report.difference = _compare(operation, outcome, effects, got, observer.kept)
-        if report.difference is None:
-            report.difference = _compare_keyframes(trace, arena, operation, keyframes)
-            report.keyframes += len(keyframes)
-        if report.difference is not None:
-            break
+        report.effects += len(step.rows) - 1
+        if difference is None and step.keyframes:
+            difference = _compare_keyframes(trace, arena, step)
+            report.keyframes += len(step.keyframes)
+        if difference is not None:
+            report.difference = difference
+            report.state = state_of(trace, arena, difference.after)
+            return report
+    if engine is not None:
+        found = engine.finish()
+        if found:
+            message = str(found[0])
+            report.difference = Difference(stop, "(the end)", "check", "nothing broken", message, stop)
+            report.state = state_of(trace, arena, stop)
     return report
 
 
-def arena_of(trace: Trace, device: str = "none") -> Arena:
+def _try(
+    trace: Trace,
+    arena: Arena,
+    step: RecordedStep,
+    observer: RowObserver,
+    engine: Engine | None,
+) -> Difference | None:
+    operation = step.operation
+    try:
+        if engine is not None:
+            engine.before(operation)
+        outcome = arena.apply(operation)
+        found = [] if engine is None else engine.after(operation, outcome)
+    except BandscopeError:
+        raise
+    except Exception as error:  # whatever comes out of an arena that differs is the difference
+        return Difference(
+            step.sequence, repr(operation), "outcome", "no exception",
+            f"{type(error).__name__}: {error}", step.stop,
+        )  # fmt: skip
+    if observer.rows != step.rows or observer.payloads != step.payloads:
+        difference = compare_rows(trace, step, observer.rows, observer.payloads, observer.texts)
+        if difference is not None:
+            return difference
+    if found:
+        return Difference(
+            step.sequence, repr(operation), "check", "nothing broken", str(found[0]), step.stop
+        )
+    return None
+
+
+def _compare_keyframes(trace: Trace, arena: Arena, step: RecordedStep) -> Difference | None:
+    """The digest says whether the state is the same, the keyframe itself what is not."""
+    snapshot = arena.snapshot()
+    got = int.from_bytes(bytes.fromhex(arena.digest(snapshot))[:8], "little", signed=True)
+    for sequence in step.keyframes:
+        segment = trace.segment_of(sequence)
+        index = sequence - segment.first_sequence
+        digest = int(segment.records["b"][index])
+        if digest != got:
+            payload = segment.payload(index)
+            recorded = keyframe.decode(payload)
+            parts = compare_states(recorded, keyframe.decode(keyframe.encode(snapshot)))
+            return Difference(
+                sequence, repr(step.operation), "digest",
+                f"{digest & (1 << 64) - 1:016x}",
+                f"{got & (1 << 64) - 1:016x}; what differs: {', '.join(parts) or 'nothing decoded'}",
+                step.stop,
+            )  # fmt: skip
+    return None
+
+
+def state_of(trace: Trace, arena: Arena, sequence: int) -> ArenaState:
+    """An arena as a state of this trace's bands, before event `sequence`."""
+    state = ArenaState(trace.header)
+    state.restore(keyframe.decode(keyframe.encode(arena.snapshot())), sequence)
+    return state
+
+
+def restored_arena(
+    trace: Trace, snapshot: dict[str, Any] | None = None, device: str | Device = "none"
+) -> Arena:
+    """An arena like the recorded one, as the trace's first keyframe says (or a decoded `snapshot`)."""
+    if snapshot is None:
+        _, snapshot = first_keyframe(trace)
+    arena = arena_of(trace, device)
+    try:
+        arena.restore(snapshot_of(snapshot))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise TraceError(
+            f"the first keyframe of trace {trace.path} does not describe an arena of this version "
+            f"({type(error).__name__}: {error}); replay it with the version that recorded it"
+        ) from error
+    return arena
+
+
+def arena_of(trace: Trace, device: str | Device = "none") -> Arena:
     """An empty arena like the recorded one. The rows of its layers are not in a trace, so it serves
     bookkeeping and page content, not a model's forward."""
     header = trace.header
@@ -155,9 +246,10 @@ def snapshot_of(tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _first_keyframe(trace: Trace) -> tuple[int, dict[str, Any]]:
+def first_keyframe(trace: Trace) -> tuple[int, dict[str, Any]]:
+    """The sequence of the first sound keyframe, and what it says; `TraceError` when there is none."""
     for segment in trace.segments():
-        for index in segment.find(form.Kind.KEYFRAME).tolist():
+        for index in segment.find(Kind.KEYFRAME).tolist():
             payload = segment.payload(index)
             if form.crc32(payload) == int(segment.records["c"][index]):
                 return segment.first_sequence + index, keyframe.decode(payload)
@@ -167,87 +259,19 @@ def _first_keyframe(trace: Trace) -> tuple[int, dict[str, Any]]:
     )
 
 
-def _operations(
-    trace: Trace, start: int, stop: int
-) -> Iterator[tuple[Event, Event | None, list[Event], list[int]]]:
-    """Every operation with its outcome, its effects and the digests of keyframes right after it."""
-    asked: Event | None = None
-    outcome: Event | None = None
-    effects: list[Event] = []
-    digests: list[int] = []
-    for event in read_events(trace, start + 1, stop):
-        body = event.body
-        if isinstance(body, Operation):
-            if asked is not None and outcome is not None:
-                yield asked, outcome, effects, digests
-            asked, outcome, effects, digests = event, None, [], []
-        elif isinstance(body, Outcome):
-            outcome = event
-        elif isinstance(body, Mark):
-            if body.what == "keyframe" and asked is not None:
-                segment = trace.segment_of(event.sequence)
-                digests.append(int(segment.records["b"][event.sequence - segment.first_sequence]))
-        elif type(body).__module__ == events.__name__:
-            effects.append(event)
-    if asked is not None and outcome is not None:  # the last one may not have been finished
-        yield asked, outcome, effects, digests
-
-
-def _compare(
-    operation: Event, outcome: Event | None, effects: list[Event], got: Outcome, came: list[Any]
-) -> Difference | None:
-    name = repr(operation.body)
-    for told, event in zip(effects, came, strict=False):
-        if not same_effect(told.body, event):
-            return Difference(told.sequence, name, "effect", repr(told.body), repr(event))
-    if len(effects) != len(came):
-        at = effects[-1].sequence if len(effects) > len(came) else operation.sequence
-        missing = effects[len(came)].body if len(effects) > len(came) else "nothing more"
-        extra = came[len(effects)] if len(came) > len(effects) else "nothing more"
-        return Difference(at, name, "effect", repr(missing), repr(extra))
-    if outcome is None or not isinstance(outcome.body, Outcome):
-        return None
-    told_outcome = outcome.body
-    for what in ("ok", "value", "reason", "message"):
-        if getattr(told_outcome, what) != getattr(got, what):
-            return Difference(
-                outcome.sequence, name, "outcome", _brief(told_outcome), _brief(got)
+def check_sound(trace: Trace, start: int, stop: int) -> None:
+    """`TraceError` when events `[start, stop)` are damaged or missing."""
+    at = start
+    for segment in trace.segments(start, stop):
+        if not segment.good.all() or segment.first_sequence > at:
+            raise TraceError(
+                f"trace {trace.path} is damaged, so it cannot be replayed as a whole; `bandscope "
+                "inspect summary` names the damaged parts, and `bandscope inspect export --form slice` "
+                "cuts a sound part out of it"
             )
-    return None
+        at = segment.stop_sequence
 
 
-def _brief(outcome: Outcome) -> str:
-    if outcome.ok:
-        return "done" if outcome.value is None else f"done with {outcome.value}"
-    return f"refused for {outcome.reason} ({outcome.message})"
-
-
-def _compare_keyframes(
-    trace: Trace, arena: Arena, operation: Event, digests: list[int]
-) -> Difference | None:
-    if not digests:
-        return None
-    got = int.from_bytes(bytes.fromhex(arena.digest())[:8], "little", signed=True)
-    for digest in digests:
-        if digest != got:
-            return Difference(
-                operation.sequence, repr(operation.body), "digest", f"{digest:x}", f"{got:x}"
-            )
-    return None
-
-
-def same_effect(told: Any, came: Any) -> bool:
-    """True when two effects say the same, arrays by content. The requests of a launch are those of its
-    operation and are not compared."""
-    if type(told) is not type(came):
-        return False
-    if isinstance(told, events.Launched):
-        return bool(told.ticket == came.ticket)
-    for item in fields(told):
-        mine, theirs = getattr(told, item.name), getattr(came, item.name)
-        if isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray):
-            if not np.array_equal(np.atleast_1d(mine), np.atleast_1d(theirs)):
-                return False
-        elif mine != theirs:
-            return False
-    return True
+def operations_of(trace: Trace, start: int, stop: int) -> Iterator[RecordedStep]:
+    """The steps of a trace, for whoever does not compare them."""
+    return read_steps(trace, Texts(), start, stop)

@@ -285,6 +285,11 @@ class SegmentReader:
         start = int(self.starts[index])
         return self._pages[start : start + int(self.records["length"][index])]
 
+    @property
+    def words(self) -> np.ndarray:
+        """The pages file as words of 32 bits; a payload begins at an even one."""
+        return np.frombuffer(self._pages, "<i4", len(self._pages) // 4)
+
     def text(self, number: int) -> str:
         """A text by its number; says so when it lies in a damaged part."""
         if number == 0:

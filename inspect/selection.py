@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -195,9 +195,17 @@ def gaps(trace: Trace, start: int | None = None, stop: int | None = None) -> lis
     return found
 
 
+_Line = TypeVar("_Line", bound=Timeline)
+
+
 def first_timeline(trace: Trace) -> Timeline:
     """A timeline that stands after the first sound keyframe."""
-    timeline = Timeline(trace)
+    return stand_first(Timeline(trace))
+
+
+def stand_first(timeline: _Line) -> _Line:
+    """The timeline, standing after the first sound keyframe of its trace."""
+    trace = timeline.trace
     for reader in trace.segments():
         for index in reader.find(Kind.KEYFRAME).tolist():
             try:

@@ -148,6 +148,10 @@ class IdState:
             del self.released[-reused:]
         self.fresh += count - reused
 
+    def release(self, virtual: np.ndarray) -> None:
+        """Ids came back."""
+        self.released.extend(virtual.tolist())
+
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Become what a keyframe says."""
         self.fresh = snapshot["fresh"]

@@ -196,6 +196,25 @@ def explain_refusals(trace: Trace) -> list[RefusalExplained]:
     return found
 
 
+def explain_refusal(timeline: Timeline, sequence: int) -> RefusalExplained | None:
+    """The refusal of event `sequence`, to which the timeline is moved; None where that event is none,
+    or lies in a damaged part."""
+    trace = timeline.trace
+    segment = trace.segment_of(sequence)
+    index = sequence - segment.first_sequence
+    if not segment.good[index] or int(segment.records["kind"][index]) != Kind.REFUSAL:
+        return None
+    state = timeline.seek(sequence)
+    if any(low <= sequence < high for low, high in timeline.gaps):
+        return None
+    try:
+        told = json.loads(segment.payload(index))
+        operation = _asked(segment, decoder_for(trace, segment), index)
+        return _explain(state, sequence, told, operation)
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None  # damage that no checksum covers
+
+
 def _asked(segment: SegmentReader, decoder: Decoder, index: int) -> Any:
     """The operation that a refusal answers; None when it cannot be read."""
     for before in range(index - 1, max(-1, index - 64), -1):

@@ -26,3 +26,9 @@ def plain_surroundings(
 def inspect(plain_surroundings: None, capsys: pytest.CaptureFixture[str]) -> Inspect:
     """The commands, called in this process."""
     return Inspect(capsys)
+
+
+@pytest.fixture(autouse=True)
+def nobodys_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings of whoever runs the tests leak into them."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")

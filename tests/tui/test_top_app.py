@@ -19,6 +19,7 @@ from bandscope.tui.top.conductor import DirectConductor
 from bandscope.tui.top.keys import KEYS
 from bandscope.tui.top.look import NO_COLOUR, PLAIN, THEMES
 from bandscope.tui.top.paint import layout
+from bandscope.tui.top.paint_lists import TABS
 from bandscope.tui.top.screens import HelpScreen, PickerScreen, PromptScreen, help_lines
 from bandscope.tui.top.snapshot import Row, Snapshot, View
 from bandscope.tui.top.source import TraceSource
@@ -145,14 +146,15 @@ def test_tabs_rows_and_enter(snapshot: Snapshot) -> None:
     source = FakeSource(replace(snapshot, lists=replace(snapshot.lists, rows=rows)))
 
     async def script(app: TopApp, pilot: Any) -> None:
-        for number, tab in enumerate(("events", "leases", "tickets", "checks", "refusals"), 1):
+        for number, tab in enumerate(TABS, 1):
             await pilot.press(str(number))
             assert app.ui.tab == source.snapshot.view.tab == tab
+        source.asked.clear()
         await pilot.press("tab")
         assert app.ui.tab == "events"
         await pilot.press("down")
         assert source.asked == [("row", 1)]
-        await pilot.press("shift+tab", "down", "down")
+        await pilot.press("5", "down", "down")
         await pilot.pause()
         assert app.ui.tab == "refusals" and "> " in text_of(app)
         await pilot.press("enter")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import threading
 from pathlib import Path
@@ -186,3 +187,78 @@ def test_nvml_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     figures.ask()
     never.set()
     assert "no answer" in figures().problem
+
+
+# --- processes, and where to begin ----------------------------------------------------------------
+
+
+def test_a_process_by_its_number(
+    nobody: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = str(os.getpid())
+    assert run(pid, "--once") == 2
+    assert "no recorder of yours runs in it" in capsys.readouterr().err
+    one = record(tmp_path / "one", P3, operations=30, close=False)
+    assert run(pid, "--once") == 0
+    assert "one.trace" in capsys.readouterr().out
+    assert run("1", "--once") == 2
+    capsys.readouterr()
+    two = record(tmp_path / "two", P3, operations=30, close=False)
+    assert run(pid, "--json") == 2
+    told = capsys.readouterr().err
+    assert "records 2 arenas" in told and "one.trace" in told and "two.trace" in told
+    one.recorder.close()
+    two.recorder.close()
+    # A trace that has a number for its name is a trace.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.trace").rename(tmp_path / "77")
+    assert run("77", "--once") == 0
+    assert "ended cleanly" in capsys.readouterr().out
+
+
+def test_where_to_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = record(tmp_path / "run", P3, seed=4, operations=200).path
+    trace = Trace(path)
+    position = trace.stop // 2
+    state = Timeline(trace).seek(position)
+    band = state.bands[state.full]
+    virtual = int(band.virtual[band.virtual >= 0][0])
+    page = f"full:{virtual}"
+    assert run(str(path), "--at", str(position), "--page", page, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["position"] == position and told["details"]["virtual"] == virtual
+    assert told["details"]["owner"] == int(band.owner[int(band.page_of[virtual]) - band.base])
+    assert told["details"]["leased"]["sequence"] < position and told["details"]["complete"]
+    assert run(str(path), "--at", str(position), "--page", page, "--once") == 0
+    text = capsys.readouterr().out
+    assert f"full {virtual}." in text and "Last write" in text
+
+    assert run(str(path), "--compare", str(position), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["compared"]["base"] == position and len(told["compared"]["bands"]) == 3
+    assert run(str(path), "--compare", str(position), "--once") == 0
+    assert f"compared with event {position:,}" in capsys.readouterr().out
+    assert run(str(path), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["compared"] is told["details"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--at", "99999999"], "event 99,999,999 was asked for"),
+        (["--at", "soon"], "write a sequence number"),
+        (["--page", "full"], "like full:12"),
+        (["--page", "full:x"], "like full:12"),
+        (["--page", "attic:3"], "the bands of"),
+        (["--page", "full:99999"], "nobody holds it"),
+        (["--compare", "elsewhere.trace"], "is no trace"),
+    ],
+)
+def test_bad_places(
+    arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = record(tmp_path / "run", P3, operations=40).path
+    assert run(str(path), "--once", *arguments) == 2
+    told = capsys.readouterr()
+    assert sentence in told.err and told.out == "" and told.err.count("\n") == 1

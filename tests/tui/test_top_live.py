@@ -15,6 +15,7 @@ import pytest
 from bandscope.allocator import operations as ops
 from bandscope.allocator.errors import TraceError
 from bandscope.inspect import registry
+from bandscope.inspect.format import Kind
 from bandscope.inspect.reader import Trace
 from bandscope.tui.top.history import History
 from bandscope.tui.top.snapshot import Snapshot
@@ -101,8 +102,9 @@ def test_history_follows_a_trace_over_its_segments(tmp_path: Path) -> None:
         told(source)
         past = source.history.before(source.position)
         fresh = History(Trace(run.path)).before(source.position)
-        assert np.array_equal(past.sequences, fresh.sequences)
-        assert np.array_equal(past.times, fresh.times)
+        for kind in (Kind.BAND_MOVE, Kind.PAGE_MOVE, Kind.LAUNCHED, Kind.OUTCOME):
+            assert np.array_equal(past.of(kind).sequences, fresh.of(kind).sequences)
+            assert np.array_equal(past.of(kind).times, fresh.of(kind).times)
     assert len(list(run.path.glob("*.events"))) > 4
     run.recorder.close()
 

@@ -42,6 +42,9 @@ def test_warnings(snapshot: Snapshot) -> None:
     damages = ("000000.events, bytes 3 to 4: x", "y")
     bad = replace(snapshot, trusted=False, violations=3, damages=damages, lost=7)
     line = shown(bad, 200, 30)[1]
+    off = shown(replace(snapshot, barrier="off"), 200, 30)[1]
+    assert "barriers are off" in off and "held " in off
+    assert "barriers" not in shown(snapshot, 200, 30)[1]
     for words in ("last sound event", "3 findings", "bytes 3 to 4", "1 more", "7 events are lost"):
         assert words in line
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bandscope.allocator.band import HOLE, LIVE, PENDING
 from bandscope.allocator.events import PageMove
 from bandscope.inspect.format import Kind
 from bandscope.inspect.state import ArenaState
@@ -29,13 +28,14 @@ def build(source: TraceSource) -> Snapshot:
     trace, timeline, header = source.trace, source.timeline, source.trace.header
     state, view, position = timeline.state, source.view, timeline.state.sequence
     now_ns, end = source.now_ns, source.end
+    source.census.update()
     past = source.history.before(position)
     cursor = settle_cursor(state, source.cursor)
     low, high = view.low, view.high or state.total_bytes
     violations = past_of.violations(past, trace, 500)
     moves = _moves(source, past)
     told_ns = state.time_ns or source.history_time()
-    return Snapshot(
+    snapshot = Snapshot(
         path=str(trace.path),
         model=str(header["model"]),
         command=" ".join(map(str, header["command"])),
@@ -63,7 +63,8 @@ def build(source: TraceSource) -> Snapshot:
         leases=len(state.pins),
         view=replace(view, cursor=cursor),
         bands=_bands(source, past, now_ns),
-        map=arena_map(state, low, high, max(10, view.columns), cursor, moves),
+        map=arena_map(state, low, high, max(10, view.columns), cursor, moves,
+                      source.census),
         zoom=None if cursor is None else zoom_map(state, cursor, max(10, view.columns)),
         page=None if cursor is None else page_facts(state, cursor),
         waterfall=past_of.waterfall(past, state, now_ns, view.window_ns, view.waterfall),
@@ -77,20 +78,21 @@ def build(source: TraceSource) -> Snapshot:
         message=source.message,
         device=source.device(),
     )
+    return source.desk.complete(snapshot)
 
 
 def _lost(past: Past, start: int) -> int:
-    counts = past.records["a"][past.of(Kind.LOST)]
+    counts = past.of(Kind.LOST).records["a"]
     return max(start, int(counts.max(initial=0)))
 
 
 def _moves(source: TraceSource, past: Past) -> list[tuple[int, np.ndarray, np.ndarray]]:
     """The pages that moved since what was shown before."""
-    marked = past.of(Kind.PAGE_MOVE)
-    marked = marked[past.sequences[marked] >= source.marks_from][-_MARKED_MOVES:]
+    moved = past.of(Kind.PAGE_MOVE).sequences
+    marked = moved[np.searchsorted(moved, source.marks_from) :][-_MARKED_MOVES:]
     names = [band.name for band in source.timeline.state.bands]
     found = []
-    for sequence in past.sequences[marked].tolist():
+    for sequence in marked.tolist():
         body = past_of.body_at(source.trace, sequence)
         if isinstance(body, PageMove):
             found.append((names.index(body.band), body.sources, body.destinations))
@@ -106,7 +108,9 @@ def _bands(source: TraceSource, past: Past, now_ns: int) -> tuple[BandFigures, .
     figures = []
     for band, (start, stop), rate, letter in zip(state.bands, ranges, told, letters, strict=True):
         part = band.slice
-        counts = np.bincount(band.state[part], minlength=256)
+        live, holes, pending, pinned = source.census.bands[band.index].within(
+            part.start, part.stop
+        )
         above, below = 0, 0
         if stop > start:
             above = min([low for low, _ in existing if low >= stop] or [state.total_bytes]) - stop
@@ -114,11 +118,11 @@ def _bands(source: TraceSource, past: Past, now_ns: int) -> tuple[BandFigures, .
             below = start - max(lower)
         elif not existing:
             above = state.total_bytes - state.sink_bytes
-        size, holes = band.page_bytes, int(counts[HOLE])
+        size = band.page_bytes
         figures.append(
             BandFigures(
-                band.name, letter, band.kind, size, band.extent, (start, stop), int(counts[LIVE]),
-                int(np.count_nonzero(band.pins[part])), int(counts[PENDING]), holes, above,
+                band.name, letter, band.kind, size, band.extent, (start, stop), live, pinned,
+                pending, holes, above,
                 holes + above // size + below // size, rate.moves_per_second,
                 rate.moves_per_second * size, rate.refusals, rate.spark,
             )  # fmt: skip
@@ -130,9 +134,15 @@ def _lists(source: TraceSource, past: Past, violations: list[Row]) -> Lists:
     view, trace = source.view, source.trace
     most = max(1, view.rows)
     scanned = f"of events {past.start:,} to {source.position:,}"
+    own = source.desk.lists(past, scanned)
+    if own is not None:
+        return own
     rows: list[Any]
     match view.tab:
         case "events":
+            kept = source.pace.kept(source.position, most) if source.live else None
+            if kept is not None:
+                return kept
             after = 0 if source.live else min(most // 3, 20)
             before, later, looked = source.events.around(source.position, most, after)
             before = before[-(most - len(later)) :]
@@ -142,7 +152,8 @@ def _lists(source: TraceSource, past: Past, violations: list[Row]) -> Lists:
                 about = f"only {source._filter}; looked back to event {looked:,}"
             else:
                 about = f"only {source._filter}" if source._filter else ""
-            return Lists("events", tuple(rows), current, about)
+            made = Lists("events", tuple(rows), current, about)
+            return source.pace.keep(made, source.position)
         case "leases":
             rows, about = lease_rows(source.timeline.state), "oldest first"
         case "tickets":
@@ -150,10 +161,7 @@ def _lists(source: TraceSource, past: Past, violations: list[Row]) -> Lists:
                 past, trace, source.timeline.state.in_flight, most + view.skip, source.plain
             )
             about = f"newest first, {scanned}"
-        case "checks":
+        case _:
             rows = sorted([*violations, *source.checks.rows], key=lambda row: -row.sequence)
             about = source.checks.progress or "recorded violations only; c checks the trace"
-        case _:
-            rows = past_of.refusals(past, trace, most + view.skip)
-            about = f"newest first, {scanned}"
     return Lists(view.tab, tuple(rows[view.skip : view.skip + most]), -1, about)

@@ -1,6 +1,7 @@
 """Pages as characters: which band and which state each character of a map shows.
 
-Cost follows the pages that are shown, in array operations; nothing is kept.
+Cost follows the pages that are shown, in array operations, or the characters where there is a
+census; nothing is kept.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import numpy as np
 
 from bandscope.allocator.band import HOLE, LIVE, PENDING
 from bandscope.inspect.state import GLYPHS, ArenaState, BandState
+from bandscope.tui.top.census import BandCensus, Census
 from bandscope.tui.top.placing import place, sink_columns
 from bandscope.tui.top.snapshot import ArenaMap, Cell, PageFacts, Run, Span, ZoomMap
 
+_MANY = 1 << 15  # pages: beyond, those that a census counted are not counted again
 _BITS = 21  # a band has fewer pages than 2²¹ per character: three counts fit into one number
 _MASK = (1 << _BITS) - 1
 _WEIGHTS = np.zeros(256, np.int64)
@@ -34,11 +37,17 @@ def spans_of(
     return tuple(spans)
 
 
-def cells_of(band: BandState, first: int, stop: int, columns: int) -> np.ndarray:
+def cells_of(
+    band: BandState, first: int, stop: int, columns: int, census: BandCensus | None = None
+) -> np.ndarray:
     """`Cell` numbers of the pages `[first, stop)` spread over `columns` characters."""
     low = first - band.base
     count = stop - first
     starts = np.arange(columns) * count // columns
+    if census is not None and count >= _MANY:
+        below = census.below(low + np.append(starts, count))
+        live, holes, pending, pinned_count = below[:, 1:] - below[:, :-1]
+        return _cells(live, holes, pending, pinned_count > 0)
     states = band.state[low : low + count]
     pins = band.pins[low : low + count]
     if count <= columns:
@@ -47,6 +56,12 @@ def cells_of(band: BandState, first: int, stop: int, columns: int) -> np.ndarray
         sums = np.add.reduceat(_WEIGHTS[states], starts)
         pinned = np.maximum.reduceat(pins, starts) > 0
     live, holes, pending = sums & _MASK, sums >> _BITS & _MASK, sums >> 2 * _BITS
+    return _cells(live, holes, pending, pinned)
+
+
+def _cells(
+    live: np.ndarray, holes: np.ndarray, pending: np.ndarray, pinned: np.ndarray
+) -> np.ndarray:
     cells = np.where(live >= holes, Cell.MOSTLY_LIVE, Cell.MOSTLY_HOLES)
     cells[live == 0] = Cell.HOLE
     cells[(holes == 0) & (live > 0)] = Cell.LIVE
@@ -74,8 +89,10 @@ def arena_map(
     columns: int,
     cursor: tuple[int, int] | None = None,
     moves: Sequence[tuple[int, np.ndarray, np.ndarray]] = (),
+    census: Census | None = None,
 ) -> ArenaMap:
-    """The bytes `[low, high)` of an arena; `moves`: (band, sources, destinations) to be marked."""
+    """The bytes `[low, high)` of an arena; `moves`: (band, sources, destinations) to be marked;
+    `census`: of this state, so that not every page is looked at."""
     cells = np.full(columns, int(Cell.GAP))
     owners = np.full(columns, -1)
     taken = sink_columns(state.sink_bytes, low, high, columns)
@@ -85,8 +102,9 @@ def arena_map(
         band = state.bands[span.band]
         owners[span.first : span.stop] = span.band
         cells[span.first : span.stop] = cells_of(
-            band, span.page_first, span.page_stop, span.stop - span.first
-        )
+            band, span.page_first, span.page_stop, span.stop - span.first,
+            None if census is None else census.bands[span.band],
+        )  # fmt: skip
     at = {span.band: span for span in spans}
     here = -1
     if cursor is not None and cursor[0] in at:

@@ -19,13 +19,15 @@ _STUMBLES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeE
 class Checks:
     """Invariants of everything up to the end, and races of the events before a position.
 
-    `progress`: how far they are, in words; `rows`: what was found, by event. It opens the trace
-    once more, so that what is shown does not wait for the segments that are checked.
+    `progress`: how far they are, in words; `rows`: what was found, by event; `stacks`: by the text of
+    a race, the frames of both accesses. It opens the trace once more, so that what is shown does not
+    wait for the segments that are checked.
     """
 
     def __init__(self) -> None:
         self.progress = ""
         self.rows: list[Row] = []
+        self.stacks: dict[str, tuple[str, ...]] = {}  # who called the arena, by a race's text
         self._work: Iterator[str] | None = None
 
     @property
@@ -35,7 +37,7 @@ class Checks:
 
     def begin(self, path: Path, position: int) -> None:
         """Check everything that is there now."""
-        self.rows = []
+        self.rows, self.stacks = [], {}
         self._work = self._run(path, position)
 
     def tick(self) -> bool:
@@ -59,6 +61,11 @@ class Checks:
         report = find_races(trace, start, position)
         for race in report.races:
             self.rows.append(Row(race.before, -1, f"Race {race.kind}", str(race)))
+            self.stacks[str(race)] = tuple(
+                f"{which}   {frame}"
+                for which, access in (("first", race.first), ("second", race.second))
+                for frame in access.stack.splitlines()
+            )
         races = f"races: events {start:,} to {position:,}"
         timeline = CheckedTimeline(trace)
         known = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ from bandscope.tui.top.snapshot import Snapshot
 from bandscope.tui.top.source import Source
 
 _BUSY_SECONDS = 0.02  # between two pieces of work, so that keys come in between
+_LEAST_SECONDS = 0.005
+_REST_SECONDS = 1.0  # where only the number of new events changes
 
 # Told with a snapshot, or with words about what went wrong.
 Post = Callable[[Snapshot | str], None]
@@ -53,6 +56,7 @@ class ThreadConductor:
         except (BandscopeError, OSError) as error:
             post(str(error))
             return
+        due = time.monotonic()
         while True:
             try:
                 snapshot = source.tick()
@@ -60,9 +64,15 @@ class ThreadConductor:
                     post(snapshot)
             except Exception as error:  # a damaged file may break a reader in any way
                 post(f"reading failed: {type(error).__name__}: {error}")
+            now = time.monotonic()
+            if now >= due:
+                resting = bool(getattr(source, "resting", False))
+                period = max(self._refresh, _REST_SECONDS) if resting else self._refresh
+                due = max(due + period, now)  # the work is part of the period
             busy = bool(getattr(source, "busy", False))
             try:
-                question = self._questions.get(timeout=_BUSY_SECONDS if busy else self._refresh)
+                wait = _BUSY_SECONDS if busy else due - now
+                question = self._questions.get(timeout=max(_LEAST_SECONDS, wait))
                 while True:
                     if question is None:
                         return

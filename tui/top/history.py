@@ -6,8 +6,11 @@ events back are looked at, whatever the length of the trace.
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +20,7 @@ from bandscope.inspect.format import Kind
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.segment_reader import SegmentReader
 from bandscope.inspect.spelling import spell_event
-from bandscope.inspect.state import ArenaState
+from bandscope.inspect.state import ArenaState, BandState
 from bandscope.tui.top.snapshot import Row, Slice
 
 SCAN_EVENTS = 400_000
@@ -25,110 +28,188 @@ RATE_NS = 1_000_000_000
 SPARK_COLUMNS = 16
 # Segments of large arenas are short, since each begins with a keyframe.
 SCAN_SEGMENTS = 48
-_KEPT = 64
+_SPARE = 4  # digests
+_REMEMBERED = 4096
 _U32 = 0xFFFFFFFF
 _INTERESTING = np.zeros(256, bool)
-_INTERESTING[
-    [Kind.BAND_MOVE, Kind.PAGE_MOVE, Kind.BARRIER, Kind.LAUNCHED, Kind.DONE, Kind.REFUSAL]
-] = True
-_INTERESTING[[Kind.VIOLATION, Kind.LOST]] = True
+_KINDS = (
+    Kind.BAND_MOVE, Kind.PAGE_MOVE, Kind.BARRIER, Kind.LAUNCHED, Kind.DONE, Kind.REFUSAL,
+    Kind.VIOLATION, Kind.LOST, Kind.OUTCOME,
+)  # fmt: skip
+_INTERESTING[list(_KINDS)] = True
 TIMED = np.zeros(256, bool)
 TIMED[form.FIRST_OPERATION : Kind.OUTCOME + 1] = True
 
 
 @dataclass(frozen=True)
-class Digest:
-    """The records of a segment that matter; `index`: of each in the segment, `times`: in ns."""
+class Part:
+    """Records in order, arrays alike: sequence, time of the operation in ns, the record."""
 
-    length: int
-    index: np.ndarray
-    times: np.ndarray
-    records: np.ndarray
-
-
-def digest(segment: SegmentReader) -> Digest:
-    """Pick them out, each with the time of the operation it belongs to."""
-    kinds = segment.records["kind"]
-    wanted = _INTERESTING[kinds]
-    refused = kinds == Kind.OUTCOME
-    refused &= (segment.records["flags"] & form.OK) == 0
-    index = np.flatnonzero((wanted | refused) & segment.good)
-    timed = np.flatnonzero(TIMED[kinds] & segment.good)
-    if timed.size:
-        owner = np.searchsorted(timed, index, side="right") - 1
-        times = segment.records["a"][timed[np.maximum(owner, 0)]]
-        times = np.where(owner >= 0, times, segment.clock_ns)
-    else:
-        times = np.full(index.size, segment.clock_ns, np.int64)
-    return Digest(len(segment), index, times, segment.records[index])
-
-
-@dataclass(frozen=True)
-class Past:
-    """The records that matter in `[start, position)`, arrays alike; `start_ns`: its time."""
-
-    start: int
-    start_ns: int
     sequences: np.ndarray
     times: np.ndarray
     records: np.ndarray
 
-    def of(self, kind: int) -> np.ndarray:
-        """Where the records of a kind lie."""
-        return np.flatnonzero(self.records["kind"] == kind)
+    @staticmethod
+    def joined(parts: Sequence[Part]) -> Part:
+        """One after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return NOTHING
+        return Part(
+            np.concatenate([part.sequences for part in parts]),
+            np.concatenate([part.times for part in parts]),
+            np.concatenate([part.records for part in parts]),
+        )
+
+    def between(self, start: int, stop: int) -> Part:
+        """Those of the events `[start, stop)`."""
+        low, high = np.searchsorted(self.sequences, (start, stop))
+        if low == 0 and high == self.sequences.size:
+            return self
+        return Part(self.sequences[low:high], self.times[low:high], self.records[low:high])
+
+
+NOTHING = Part(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, form.RECORD_DTYPE))
+
+
+class Digest:
+    """The records of a segment that matter, by kind (of outcomes, the refused ones)."""
+
+    def __init__(self, segment: SegmentReader) -> None:
+        self.segment = weakref.ref(segment)
+        self.length = 0
+        self._time_ns = segment.clock_ns
+        self._parts: dict[int, list[Part]] = {int(kind): [] for kind in _KINDS}
+        self.extend(segment)
+
+    def extend(self, segment: SegmentReader) -> None:
+        """Take in the records that came."""
+        first, self.length = self.length, len(segment)
+        if first == self.length:
+            return
+        records, good = segment.records[first:], segment.good[first:]
+        kinds = records["kind"].copy()
+        interesting = _INTERESTING[kinds] & good
+        refused = kinds == Kind.OUTCOME
+        interesting &= ~(refused & ((records["flags"] & form.OK) > 0))
+        index = np.flatnonzero(interesting)
+        timed = np.flatnonzero(TIMED[kinds] & good)
+        times = np.full(index.size, self._time_ns, np.int64)
+        if timed.size:
+            clock = records["a"][timed]
+            owner = np.searchsorted(timed, index, side="right") - 1
+            times = np.where(owner >= 0, clock[np.maximum(owner, 0)], self._time_ns)
+            self._time_ns = int(clock[-1])
+        found, of = records[index], kinds[index]
+        for kind in np.flatnonzero(np.bincount(of, minlength=1)).tolist():
+            mine = np.flatnonzero(of == kind)
+            sequences = index[mine] + (segment.first_sequence + first)
+            self._parts[kind].append(Part(sequences, times[mine], found[mine]))
+
+    def of(self, kind: int) -> Part:
+        """Those of a kind."""
+        parts = self._parts[kind]
+        if len(parts) > 1:
+            parts[:] = [Part.joined(parts)]
+        return parts[0] if parts else NOTHING
+
+
+class Past:
+    """The records that matter in `[start, position)`; `start_ns`: its time."""
+
+    def __init__(
+        self, history: History, numbers: list[int], start: int, position: int, start_ns: int
+    ) -> None:
+        self.start, self.position, self.start_ns = start, position, start_ns
+        self._history = history
+        self._numbers = numbers
+        self._known: dict[int, Part] = {}
+        self.memory = history.memory
+
+    def of(self, kind: int) -> Part:
+        """The records of a kind."""
+        kind = int(kind)
+        if kind not in self._known:
+            found = self._history.joined(kind, self._numbers)
+            self._known[kind] = found.between(self.start, self.position)
+        return self._known[kind]
+
+    def newest(self, kinds: Sequence[int], most: int) -> Part:
+        """The last of the records of several kinds, in order; looks no further back than needed."""
+        found: list[Part] = []
+        count = 0
+        for number in self._numbers[::-1]:
+            digest = self._history.digest(number)
+            mixed = Part.joined([digest.of(int(kind)) for kind in kinds])
+            order = np.argsort(mixed.sequences, kind="stable")
+            part = Part(mixed.sequences[order], mixed.times[order], mixed.records[order])
+            part = part.between(self.start, self.position)
+            found.insert(0, part)
+            count += part.sequences.size
+            if count >= most:
+                break
+        joined = Part.joined(found)
+        keep = slice(max(0, joined.sequences.size - most), None)
+        return Part(joined.sequences[keep], joined.times[keep], joined.records[keep])
 
 
 class History:
-    """Digests of the segments that were looked at last."""
+    """Digests of the segments that were looked at last. `memory`: rows that were made, by event."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self._digests: OrderedDict[int, tuple[int, Digest]] = OrderedDict()
+        self.memory: dict[tuple[str, int], Any] = {}
+        self._digests: OrderedDict[int, Digest] = OrderedDict()
         self._growing: set[int] = set()  # segments that were last when they were looked at
+        self._joined: dict[int, tuple[list[int], Part]] = {}
 
-    def _digest(self, number: int, last: bool) -> tuple[int, Digest]:
-        """The digest of a segment and its first sequence. Only the last segment still grows, so
-        that the others are opened once."""
+    def digest(self, number: int) -> Digest:
+        """The digest of a segment. Only the last segment still grows, so that the others are opened
+        once."""
         known = self._digests.get(number)
+        last = number == self.trace.heads[-1][0]
         if known is None or last or number in self._growing:
             segment = self.trace.segment(number)
-            if known is None or known[1].length != len(segment):
-                known = segment.first_sequence, digest(segment)
-            self._digests[number] = known
+            if known is None or known.segment() is not segment:
+                known = self._digests[number] = Digest(segment)
+            else:
+                known.extend(segment)
             (self._growing.add if last else self._growing.discard)(number)
         self._digests.move_to_end(number)
-        while len(self._digests) > _KEPT:
-            self._digests.popitem(last=False)
         return known
+
+    def joined(self, kind: int, numbers: list[int]) -> Part:
+        """The records of a kind in these segments; those that do not grow are joined once."""
+        settled = [number for number in numbers[:-1] if number not in self._growing]
+        known = self._joined.get(kind)
+        if known is None or known[0] != settled:
+            parts = [self.digest(number).of(kind) for number in settled]
+            parts = [part for part in parts if part.sequences.size]
+            known = self._joined[kind] = settled, Part.joined(parts)
+        rest = [self.digest(number).of(kind) for number in numbers[len(settled) :]]
+        return Part.joined([part for part in (known[1], *rest) if part.sequences.size])
 
     def before(self, position: int) -> Past:
         """The records that matter before a position."""
+        if len(self.memory) > _REMEMBERED:
+            self.memory.clear()
         trace = self.trace
         start = max(trace.start, position - SCAN_EVENTS)
-        sequences, times, records = [], [], []
         numbers, starts, clocks = (list(part) for part in zip(*trace.heads, strict=True))
         first = max(0, int(np.searchsorted(starts, start, side="right")) - 1)
-        first = max(first, int(np.searchsorted(starts, position)) - SCAN_SEGMENTS, 0)
+        stop = int(np.searchsorted(starts, position))
+        first = max(first, stop - SCAN_SEGMENTS, 0)
         start = max(start, starts[first])
-        for number, begin in zip(numbers[first:], starts[first:], strict=True):
-            if begin >= position:
-                break
-            base, found = self._digest(number, number == numbers[-1])
-            own = found.index + base
-            low, high = np.searchsorted(own, (start, position))
-            sequences.append(own[low:high])
-            times.append(found.times[low:high])
-            records.append(found.records[low:high])
-        if not sequences:
-            empty = np.zeros(0, np.int64)
-            return Past(start, 0, empty, empty, np.zeros(0, form.RECORD_DTYPE))
-        times_all = np.concatenate(times)
         start_ns = clocks[first]
-        if start > starts[first]:  # within a segment
-            start_ns = int(times_all[0]) if times_all.size else start_ns
-        return Past(
-            start, start_ns, np.concatenate(sequences), times_all, np.concatenate(records)
-        )
+        if start > starts[first]:  # within a segment: only what follows it is known for sure
+            start_ns = clocks[first + 1] if first + 1 < stop else time_before(trace, start)
+        for number in numbers[first:stop]:
+            self.digest(number)
+        spare = len(self._digests) - (stop - first)
+        for _ in range(spare - _SPARE):  # those that were looked at last stay a little longer
+            self._digests.popitem(last=False)
+        return Past(self, numbers[first:stop], start, position, start_ns)
 
 
 def time_before(trace: Trace, position: int) -> int:
@@ -154,29 +235,43 @@ def waterfall(
     """The extents at `rows` times, the last one now; what was not read stays empty."""
     if rows <= 0:
         return ()
-    step = window_ns // rows
-    instants = [now_ns - step * (rows - 1 - row) for row in range(rows)]
-    columns = []
+    # Times that are multiples of a step: a line stays what it is until a step has gone by.
+    step = max(1, window_ns // rows)
+    last = now_ns // step
+    instants = [(last - (rows - 2 - row)) * step for row in range(rows - 1)] + [now_ns]
+    extents: dict[int, tuple[tuple[int, int], ...]] = {}
+    for instant in instants[:-1]:
+        known = past.memory.get(("extents", instant))
+        if known is not None:
+            extents[instant] = known
+    asked = [instant for instant in instants[:-1] if instant not in extents]
+    if asked:
+        columns = [_extents_at(past, band, asked) for band in state.bands]
+        for instant, told in zip(asked, zip(*columns, strict=True), strict=True):
+            extents[instant] = told
+            if past.start_ns <= instant < state.time_ns:  # what was before does not change any more
+                past.memory["extents", instant] = told
+    lines = [
+        Slice(instant, extents[instant] if instant >= past.start_ns else None)
+        for instant in instants[:-1]
+    ]
+    return (*lines, Slice(now_ns, tuple(band.byte_range() for band in state.bands)))
+
+
+def _extents_at(past: Past, band: BandState, instants: list[int]) -> list[tuple[int, int]]:
+    """The extent of a band in bytes at some times."""
     moved = past.of(Kind.BAND_MOVE)
-    of_band = past.records["band"][moved]
-    for band in state.bands:
-        mine = moved[of_band == band.index]
-        before, after = past.records["a"][mine], past.records["b"][mine]
-        at = np.searchsorted(past.times[mine], instants, side="right") - 1
-        size = band.page_bytes
-        first = int(before[0]) if mine.size else band.extent[0] << 32 | band.extent[1]
-        extents = []
-        for place in at.tolist():
-            packed = int(after[place]) if place >= 0 else first
-            low, high = packed >> 32, packed & _U32
-            extents.append((low * size, high * size) if high > low else (0, 0))
-        extents[-1] = band.byte_range()
-        columns.append(extents)
-    lines = []
-    for row, instant in enumerate(instants):
-        known = instant >= past.start_ns
-        lines.append(Slice(instant, tuple(part[row] for part in columns) if known else None))
-    return tuple(lines)
+    mine = np.flatnonzero(moved.records["band"] == band.index)
+    before, after = moved.records["a"][mine], moved.records["b"][mine]
+    at = np.searchsorted(moved.times[mine], instants, side="right") - 1
+    size = band.page_bytes
+    first = int(before[0]) if mine.size else band.extent[0] << 32 | band.extent[1]
+    extents = []
+    for place in at.tolist():
+        packed = int(after[place]) if place >= 0 else first
+        low, high = packed >> 32, packed & _U32
+        extents.append((low * size, high * size) if high > low else (0, 0))
+    return extents
 
 
 @dataclass(frozen=True)
@@ -193,27 +288,31 @@ def rates(
 ) -> list[Rates]:
     """Per band; the rate is over the last second, or since the recording began if that is less."""
     moved = past.of(Kind.PAGE_MOVE)
-    times, of_band = past.times[moved], past.records["band"][moved]
-    pages = past.records["a"][moved]
-    inline = (past.records["flags"][moved] & form.INLINE) > 0
-    pages = np.where(inline, 1, pages)
+    pages = np.where((moved.records["flags"] & form.INLINE) > 0, 1, moved.records["a"])
     seconds = min(RATE_NS, max(1, now_ns)) / 1e9
     edges = now_ns - window_ns + np.arange(SPARK_COLUMNS + 1) * (window_ns / SPARK_COLUMNS)
     asked = _refused_bands(past, trace, bands)
     result = []
     for band in range(bands):
-        mine = of_band == band
-        recent = int(pages[mine & (times > now_ns - RATE_NS)].sum())
-        spark, _ = np.histogram(times[mine], edges, weights=pages[mine])
-        result.append(Rates(recent / seconds, asked[band], tuple(spark.astype(int).tolist())))
+        mine = np.flatnonzero(moved.records["band"] == band)
+        spark = [0] * SPARK_COLUMNS
+        recent = 0
+        if mine.size:
+            times = moved.times[mine]
+            recent = int(pages[mine[times > now_ns - RATE_NS]].sum())
+            spark = np.histogram(times, edges, weights=pages[mine])[0].astype(int).tolist()
+        result.append(Rates(recent / seconds, asked[band], tuple(spark)))
     return result
 
 
 def _refused_bands(past: Past, trace: Trace, bands: int) -> list[int]:
     counts = [0] * bands
-    for sequence in past.sequences[past.of(Kind.REFUSAL)][-500:].tolist():
-        body = body_at(trace, sequence)
-        for band, wanted in enumerate(getattr(body, "demand", ())[:bands]):
+    for sequence in past.of(Kind.REFUSAL).sequences[-500:].tolist():
+        demand = past.memory.get(("demand", sequence))
+        if demand is None:
+            demand = tuple(getattr(body_at(trace, sequence), "demand", ()))
+            past.memory["demand", sequence] = demand
+        for band, wanted in enumerate(demand[:bands]):
             counts[band] += wanted > 0
     return counts
 
@@ -230,28 +329,34 @@ def body_at(trace: Trace, sequence: int) -> object:
 # --- lists ----------------------------------------------------------------------------------------
 
 
-def _rows(past: Past, trace: Trace, chosen: np.ndarray, most: int) -> list[Row]:
-    """The newest of the chosen records as rows, newest first."""
+def _rows(past: Past, trace: Trace, chosen: Part) -> list[Row]:
+    """Records as rows, newest first."""
     rows = []
-    for place in chosen[-most:][::-1].tolist():
-        sequence = int(past.sequences[place])
-        body = body_at(trace, sequence)
-        if body is not None:
-            kind = type(body).__name__
-            rows.append(Row(sequence, int(past.times[place]), kind, spell_event(body)))
+    for sequence, time_ns in zip(
+        chosen.sequences[::-1].tolist(), chosen.times[::-1].tolist(), strict=True
+    ):
+        row = past.memory.get(("row", sequence))
+        if row is None:
+            body = body_at(trace, sequence)
+            if body is None:
+                continue
+            row = Row(sequence, time_ns, type(body).__name__, spell_event(body))
+            past.memory["row", sequence] = row
+        rows.append(row)
     return rows
 
 
 def refusals(past: Past, trace: Trace, most: int) -> list[Row]:
     """Refused operations with their reason, and the layouts they were refused for; newest first."""
-    kinds = past.records["kind"]
-    chosen = np.flatnonzero((kinds == Kind.OUTCOME) | (kinds == Kind.REFUSAL))
-    return _rows(past, trace, chosen, most)
+    return _rows(past, trace, past.newest((Kind.OUTCOME, Kind.REFUSAL), most))
 
 
 def violations(past: Past, trace: Trace, most: int) -> list[Row]:
     """Invariants that were found broken while the trace was recorded; newest first."""
-    return _rows(past, trace, past.of(Kind.VIOLATION), most)
+    chosen = past.of(Kind.VIOLATION)
+    return _rows(past, trace, chosen) if chosen.sequences.size <= most else _rows(
+        past, trace, past.newest((Kind.VIOLATION,), most)
+    )
 
 
 _LANES = 10
@@ -260,17 +365,19 @@ _LANES = 10
 def tickets(past: Past, trace: Trace, in_flight: set[int], most: int, plain: bool) -> list[Row]:
     """Launches, completions and barriers, newest first, with the forwards in flight as lanes: an
     arrow points from the forward that is waited for. `plain`: letters instead of lines."""
-    kinds = past.records["kind"]
-    chosen = np.flatnonzero(
-        (kinds == Kind.LAUNCHED) | (kinds == Kind.DONE) | (kinds == Kind.BARRIER)
-    )
+    chosen = past.newest((Kind.LAUNCHED, Kind.DONE, Kind.BARRIER), most)
     flying = set(in_flight)  # after the event that is looked at
     rows = []
     through, begin, end, wait, other = "|+x<." if plain else "│┬┴◄·"
-    for row in _rows(past, trace, chosen, most):
-        place = np.searchsorted(past.sequences, row.sequence)
-        record = past.records[place]
-        kind, ticket = int(record["kind"]), int(record["a"])
+    records = {
+        sequence: (kind, ticket)
+        for sequence, kind, ticket in zip(
+            chosen.sequences.tolist(), chosen.records["kind"].tolist(),
+            chosen.records["a"].tolist(), strict=True,
+        )
+    }  # fmt: skip
+    for row in _rows(past, trace, chosen):
+        kind, ticket = records[row.sequence]
         flying_before = flying ^ {ticket} if kind != Kind.BARRIER else flying
         lanes = {}
         for known in flying | flying_before:

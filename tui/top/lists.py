@@ -15,6 +15,7 @@ from bandscope.tui.top.travel import SEARCH_EVENTS, Query
 
 _FAR = 20_000
 _KEPT = 4_000
+_REACH = 8_192  # events looked at per call; the rest is looked at by the calls that follow
 
 
 class EventList:
@@ -24,6 +25,7 @@ class EventList:
     def __init__(self, trace: Trace, query: Query) -> None:
         self.trace = trace
         self.query = query
+        self.hungry = False  # whether another call would look further
         self._low = self._high = -1  # events [low, high) were looked at
         self._events: list[Event] = []
 
@@ -33,19 +35,21 @@ class EventList:
         """Up to `before` events before the position and `after` from it on, in order; and the first
         event that was looked at."""
         # Without a filter the last rows are as quickly found backwards as everything is followed.
-        reach_on = 4 * before if self.query.everything else _FAR
-        if not self._low <= position <= self._high + reach_on:
+        reach_on = 4 * before if self.query.everything else _REACH
+        if self._low < 0 or not self._low <= position <= self._high + reach_on:
             self._low = self._high = position
             self._events = []
+        self.hungry = False
         if position > self._high:
             self._events += self.query.events(self.trace, self._high, position)
             self._high = position
         at = self._count_below(position)
         if at < before and self._low > self.trace.start:
-            reach = SEARCH_EVENTS - (position - self._low)
+            reach = min(_REACH, SEARCH_EVENTS - (position - self._low))
             found, looked = self.query.find(
                 self.trace, self._low, False, before - at, max(0, reach)
             )
+            self.hungry = reach == _REACH and len(found) < before - at and looked > self.trace.start
             self._events[:0] = found[::-1]
             # A piece may hold more before its last find: look from there on the next time.
             full = len(found) == before - at
@@ -53,8 +57,10 @@ class EventList:
             at += len(found)
         if len(self._events) - at < after and self._high < self.trace.stop:
             wanted = after - (len(self._events) - at)
-            reach = _FAR - (self._high - position)
+            reach = min(_REACH, _FAR - (self._high - position))
             found, looked = self.query.find(self.trace, self._high, True, wanted, max(0, reach))
+            if reach == _REACH and len(found) < wanted and looked < self.trace.stop:
+                self.hungry = True
             self._events += found
             full = len(found) == wanted
             self._high = found[-1].sequence + 1 if full and found else looked
@@ -113,11 +119,13 @@ def lease_rows(state: ArenaState) -> list[Row]:
         age = state.issued - pin.ticket
         since = f"since event {pin.sequence:,}" if pin.sequence >= 0 else "since before a keyframe"
         text = (
-            f"lease {pin.number} of {pin.holder} pins {pin.virtual.size:,} pages of "
-            f"{state.bands[pin.band].name} ({spell_runs(pin.virtual, 3)}), {since}, "
-            f"{age:,} tickets ago"
+            f"lease {pin.number} of {pin.holder}, {age:,} tickets ago: pins {pin.virtual.size:,} pages "
+            f"of {state.bands[pin.band].name} ({spell_runs(pin.virtual, 3)}), {since}"
         )
-        rows.append(Row(pin.sequence, -1, "Lease", text, band=pin.band))
+        band = state.bands[pin.band]
+        first = pin.physical[:1] - band.base
+        owner = int(band.owner[first][0]) if first.size else -1  # of its first page, if any
+        rows.append(Row(pin.sequence, -1, "Lease", text, band=pin.band, request=owner))
     return rows + _request_rows(state)
 
 
@@ -144,6 +152,6 @@ def _request_rows(state: ArenaState) -> list[Row]:
         request = state.requests.get(number)
         tokens = f", {request.length:,} tokens" if request is not None else ""
         when = f"since event {since[number]:,}" if since[number] >= 0 else "since before a keyframe"
-        text = f"request {number} owns pages: {', '.join(held[number])}{tokens}, {when}"
-        rows.append(Row(since[number], -1, "Request", text))
+        text = f"request {number}{tokens}: owns {', '.join(held[number])} pages, {when}"
+        rows.append(Row(since[number], -1, "Request", text, request=number))
     return rows

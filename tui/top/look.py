@@ -31,6 +31,7 @@ class Glyphs:
     live: str
     paused: str
     rule: str
+    differs: str
     translate: dict[int, str] = field(default_factory=dict)
 
 
@@ -39,14 +40,14 @@ UNICODE = Glyphs(
         Cell.GAP: "·", Cell.SINK: "#", Cell.LIVE: "█", Cell.MOSTLY_LIVE: "▓",
         Cell.MOSTLY_HOLES: "░", Cell.HOLE: "-", Cell.PENDING: "~", Cell.PINNED: "P",
     },
-    " ▁▂▃▄▅▆▇█", "▼", "△", "▲", "●", "‖", "─",
+    " ▁▂▃▄▅▆▇█", "▼", "△", "▲", "●", "‖", "─", "≠",
 )  # fmt: skip
 PLAIN = Glyphs(
     {
         Cell.GAP: ".", Cell.SINK: "#", Cell.LIVE: "@", Cell.MOSTLY_LIVE: "+",
         Cell.MOSTLY_HOLES: ":", Cell.HOLE: "-", Cell.PENDING: "~", Cell.PINNED: "P",
     },
-    " .:-=+*%@", "v", "x", "^", "*", "=", "-",
+    " .:-=+*%@", "v", "x", "^", "*", "=", "-", "!",
     str.maketrans({"→": ">", "·": ".", "–": "-", "µ": "u", "…": "~", "←": "<"}),
 )  # fmt: skip
 LEGEND = (
@@ -135,7 +136,7 @@ def fit(line: Line, width: int, glyphs: Glyphs, fill: str = "") -> Line:
         text = clean(text)
         if glyphs.translate:
             text = text.translate(glyphs.translate).encode("ascii", "replace").decode()
-        size = cell_len(text)
+        size = len(text) if text.isascii() else cell_len(text)
         if size > left:
             text, size = set_cell_size(text, left), left
         result.append((text, style))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from bandscope.tui.top.look import UNICODE, Glyphs, Line, fit
+from bandscope.tui.top.keys import GROUPS, Groups
+from bandscope.tui.top.look import PLAIN, UNICODE, Glyphs, Line, Piece, fit
 from bandscope.tui.top.paint_lists import list_lines, tab_line
 from bandscope.tui.top.paint_map import (
     letters_line,
@@ -28,12 +30,13 @@ _WATERFALL_MAX = 16
 @dataclass(frozen=True)
 class Ui:
     """What the person has chosen, beside what the source is asked for. `selected`: the chosen row
-    of a list; `trouble`: what went wrong while reading, in words."""
+    of a list; `trouble`: what went wrong while reading, in words; `groups`: the keys in force."""
 
     tab: str = "events"
     selected: int = 0
     trouble: str = ""
     glyphs: Glyphs = field(default=UNICODE)
+    groups: Groups = GROUPS
 
 
 @dataclass(frozen=True)
@@ -151,13 +154,18 @@ def _part(
         case "list":
             lines = list_lines(snapshot, ui.tab, ui.selected, room.width, count)
         case _:
-            lines = [footer_line(snapshot, ui.trouble, room.width)]
+            lines = [footer_line(snapshot, ui.trouble, room.width, ui.groups)]
     return (list(lines) + [[] for _ in range(count)])[:count]
 
 
 def _exactly(lines: list[Line], width: int, height: int, glyphs: Glyphs) -> list[Line]:
     lines = (lines + [[] for _ in range(height)])[:height]
-    return [
-        fit(line, width, glyphs, "bar" if line and "bar" in line[-1][1].split() else "")
-        for line in lines
-    ]
+    plain = bool(glyphs.translate)
+    return [_fitted(tuple(line), width, plain) for line in lines]
+
+
+@lru_cache(maxsize=512)
+def _fitted(line: tuple[Piece, ...], width: int, plain: bool) -> Line:
+    """Most lines of a picture are those of the one before. Nobody changes what this returns."""
+    fill = "bar" if line and "bar" in line[-1][1].split() else ""
+    return fit(list(line), width, PLAIN if plain else UNICODE, fill)

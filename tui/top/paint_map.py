@@ -63,14 +63,18 @@ def marks_line(snapshot: Snapshot, gutter: int, columns: int, glyphs: Glyphs) ->
     """Where the cursor is, where pages moved from and to, and which bytes the edges are."""
     shown = snapshot.map
     low, high = spell_bytes(shown.low), spell_bytes(shown.high)
-    marked = {*shown.moved_from, *shown.moved_to, shown.cursor}
+    marked = {*shown.moved_from, *shown.moved_to, *shown.differing, shown.cursor}
     if marked & set(range(len(low))):  # a mark says more than the number it would tear apart
         low = ""
     if marked & set(range(columns - len(high), columns)):
         high = ""
     text = list(low + " " * max(0, columns - len(low) - len(high)) + high)[:columns]
     styles = ["dim"] * len(text)
-    marks = [(shown.moved_from, glyphs.left, "warn"), (shown.moved_to, glyphs.came, "good bold")]
+    marks = [
+        (shown.differing, glyphs.differs, "accent"),
+        (shown.moved_from, glyphs.left, "warn"),
+        (shown.moved_to, glyphs.came, "good bold"),
+    ]
     if shown.cursor >= 0:
         marks.append(((shown.cursor,), glyphs.cursor, "accent bold"))
     for places, glyph, style in marks:
@@ -92,12 +96,32 @@ def zoom_line(snapshot: Snapshot, gutter: int, columns: int, glyphs: Glyphs) -> 
     if zoom is None:
         return [*_gutter("zoom", gutter), ("the arena is empty", "dim")]
     shown = sum(run.length for run in zoom.runs)
-    line = _gutter(f"{zoom.page_first:,}", gutter) + _runs(zoom.runs, glyphs, zoom.cursor)
+    pages = _runs(zoom.runs, glyphs, zoom.cursor)
+    if zoom.differing:
+        pages = _lettered(pages, dict(zoom.differing))
+    number = f"{zoom.page_first:,}"
+    line = _gutter(number if len(number) < gutter else str(zoom.page_first), gutter) + pages
     about = f"  pages {zoom.page_first:,} to {zoom.page_first + shown - 1:,} of "
     about += f"{snapshot.bands[zoom.band].name}, one to a character"
     if shown + len(about) <= columns:
         line.append((about, "dim"))
     return line
+
+
+def _lettered(line: Line, letters: dict[int, str]) -> Line:
+    """The line with letters in the place of some of its characters."""
+    result: Line = []
+    at = 0
+    for text, style in line:
+        for offset, character in enumerate(text, at):
+            mark = f"accent bold{' reverse' if 'reverse' in style else ''}"
+            piece = (letters[offset], mark) if offset in letters else (character, style)
+            if result and result[-1][1] == piece[1]:
+                result[-1] = result[-1][0] + piece[0], piece[1]
+            else:
+                result.append(piece)
+        at += len(text)
+    return result
 
 
 def page_line(snapshot: Snapshot, gutter: int) -> Line:
@@ -106,11 +130,10 @@ def page_line(snapshot: Snapshot, gutter: int) -> Line:
     if page is None:
         return []
     band = snapshot.bands[page.band]
-    said = [f"physical page {page.page:,} of {band.name}: {page.state}"]
+    said = [f"{band.name} page {page.page:,}, {page.state}"]
     if page.name:
-        said.append(f"holds {page.name}")
-    if page.owner >= 0:
-        said.append(f"owned by request {page.owner}")
+        owner = f" of request {page.owner}" if page.owner >= 0 else ""
+        said[0] += f": holds {page.name.rpartition(' ')[2]}{owner}"
     if page.held_since >= 0:
         said.append(f"since event {page.held_since:,}")
     if page.leases:
@@ -125,8 +148,10 @@ def waterfall_lines(snapshot: Snapshot, gutter: int, columns: int) -> list[Line]
     lines = []
     slices = snapshot.waterfall
     newest = slices[-1].time_ns if slices else 0
+    step = max(1, slices[1].time_ns - slices[0].time_ns) if len(slices) > 2 else 1
     for piece in slices:
-        age = (newest - piece.time_ns) / 1e9
+        # To the next step, so that a line is the same until a step has gone by.
+        age = -((piece.time_ns - newest) // step) * step / 1e9
         label = "now" if not age else "-" + spell_seconds(age).replace(" ", "")
         line = _gutter(label, gutter)
         if piece.extents is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from rich.cells import cell_len
 
+from bandscope.tui.top.keys import GROUPS, Groups
 from bandscope.tui.top.look import Glyphs, Line, clean
 from bandscope.tui.top.snapshot import Device, Snapshot
 from bandscope.tui.units import spell_bytes, spell_seconds, spell_share
@@ -44,14 +47,12 @@ def header_line(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Line:
             status += f"{snapshot.ending} "
     rank = "" if snapshot.rank is None else f" rank {snapshot.rank}"
     name = snapshot.path.rpartition("/")[2].removesuffix(".trace")
-    left = f" {clean(name)}{rank} · {place_of_position(snapshot)}"
-    if width > 110:
-        left = f" bandscope · {clean(snapshot.model)} ·{left}"
+    place = place_of_position(snapshot)
+    named = f" {clean(name)}{rank} · {place}"
     room = width - cell_len(status)
-    if cell_len(left) > room:
-        left = f" {place_of_position(snapshot)}"
-    if cell_len(left) > room:
-        left = f" event {snapshot.position:,}"
+    tries = (f" bandscope · {clean(snapshot.model)} ·{named}", named, f" {place}")
+    fitting = [text for text in tries[width <= 110 :] if cell_len(text) <= room]
+    left = fitting[0] if fitting else f" event {snapshot.position:,}"
     left = left[:room] + " " * max(0, room - cell_len(left))
     bad = snapshot.ending in ("killed", "truncated", "damaged", "disk full", "recording stopped")
     style = "bad bold bar" if bad else "good bold bar" if snapshot.live else "warn bold bar"
@@ -61,6 +62,8 @@ def header_line(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Line:
 def warnings_of(snapshot: Snapshot) -> list[str]:
     """What one must know before believing the picture."""
     said = []
+    if snapshot.barrier == "off":
+        said.append("barriers are off in this run, on purpose")
     if not snapshot.trusted:
         said.append("damaged part: the state is that of the last sound event before")
     if snapshot.violations:
@@ -73,16 +76,36 @@ def warnings_of(snapshot: Snapshot) -> list[str]:
     return said
 
 
+def news_of(snapshot: Snapshot) -> str:
+    """That the command runs again after this process has ended; empty otherwise."""
+    if not snapshot.successor:
+        return ""
+    name = clean(snapshot.successor.rpartition("/")[2].removesuffix(".trace"))
+    return f"the same command runs again as {name}: r shows it"
+
+
+def compared_words(snapshot: Snapshot) -> str:
+    """What the picture is compared with; empty where nothing is."""
+    found = snapshot.compared
+    if found is None:
+        return ""
+    other = f" of {clean(found.other.rpartition('/')[2])}" if found.other else ""
+    return f"compared with event {found.base:,}{other} (tab 8)"
+
+
 def facts_of(snapshot: Snapshot) -> list[str]:
     """The arena in a few words."""
-    held = sum(band.held * band.page_bytes for band in snapshot.bands)
     usable = snapshot.total_bytes - snapshot.sink_bytes
+    gaps = snapshot.gaps
     facts = [
         f"arena {spell_bytes(snapshot.total_bytes)}",
-        f"held {spell_share(held, usable)}",
+        f"held {spell_share(snapshot.floor_bytes, usable)}",
+        f"wasted {spell_share(snapshot.wasted_bytes, usable)}",
+        f"gaps {spell_bytes(sum(gaps))}, largest {spell_bytes(max(gaps, default=0))}",
         f"{snapshot.requests:,} requests",
         f"{snapshot.leases:,} leases",
         f"{len(snapshot.in_flight):,} of {snapshot.issued:,} tickets in flight",
+        f"{spell_bytes(sum(band.bytes_per_second for band in snapshot.bands))}/s moved",
     ]
     if snapshot.gate_closed:
         facts.append("gate closed")
@@ -106,26 +129,46 @@ def device_words(device: Device) -> list[str]:
 
 def second_line(snapshot: Snapshot) -> Line:
     """Warnings when there are any, else facts."""
+    line: Line = []
+    for text in (news_of(snapshot), compared_words(snapshot)):
+        if text:
+            line.append((f" {text} ·", "accent bold"))
     warnings = warnings_of(snapshot)
     if warnings:
-        return [(" ! " + " · ".join(warnings), "bad bold")]
-    return [(" " + " · ".join(facts_of(snapshot)), "dim")]
+        line.append((" ! " + " · ".join(warnings) + " ·", "bad bold"))
+    return [*line, (" " + " · ".join(facts_of(snapshot)), "dim")]
 
 
+# Actions, the most needed first, in words; keys are those that are in force.
 _HINTS = (
-    "? help", "q quit", "space pause", ", . event", "< > operation", "[ ] ticket", "g jump",
-    "/ search", "f filter", "b bookmark", "l live", "+ - zoom", "arrows cursor", "tab list",
-    "c check",
+    (("help",), "help"), (("quit",), "quit"), (("pause",), "pause"),
+    (("event-back", "event-on"), "event"), (("operation-back", "operation-on"), "operation"),
+    (("launch-back", "launch-on"), "ticket"), (("jump",), "jump"), (("search",), "search"),
+    (("next-list",), "list"), (("drill",), "drill"), (("left", "right"), "cursor"),
+    (("zoom-in", "zoom-out"), "zoom"), (("mark",), "compare"), (("export",), "export"),
+    (("live",), "live"), (("filter",), "filter"), (("bookmark",), "bookmark"), (("check",), "check"),
 )  # fmt: skip
 
 
-def footer_line(snapshot: Snapshot, trouble: str, width: int) -> Line:
+@lru_cache(maxsize=8)
+def hints_of(groups: Groups) -> tuple[str, ...]:
+    """What the footer says of the keys."""
+    first = {
+        key.name: min(key.shown.split(" or "), key=len) for _, keys in groups for key in keys
+    }
+    return tuple(f"{' '.join(first[name] for name in names)} {what}" for names, what in _HINTS)
+
+
+def footer_line(
+    snapshot: Snapshot, trouble: str, width: int, groups: Groups = GROUPS
+) -> Line:
     """What went wrong; else what the source answered; else the keys."""
     if trouble or snapshot.message or snapshot.matches:
-        text = " · ".join(part for part in (trouble, snapshot.message, snapshot.matches) if part)
+        parts = [trouble] if trouble else [snapshot.message, snapshot.matches]
+        text = " · ".join(part for part in parts if part)
         return [(f" {text}", "accent bar")]
     text = ""
-    for hint in _HINTS:
+    for hint in hints_of(groups):
         if len(text) + len(hint) + 2 > width:
             break
         text += f"  {hint}" if text else f" {hint}"

@@ -15,8 +15,10 @@ from textual.widgets import Input
 
 from bandscope.inspect.registry import Running
 from bandscope.tui.top.canvas import Canvas
-from bandscope.tui.top.keys import GROUPS, MOUSE
+from bandscope.tui.top.comparing import LETTERS, WORDS
+from bandscope.tui.top.keys import GROUPS, MOUSE, Groups
 from bandscope.tui.top.look import LEGEND, Glyphs, Line, clean, fit
+from bandscope.tui.top.ranks import run_and_rank
 from bandscope.tui.units import spell_bytes
 
 if TYPE_CHECKING:
@@ -67,13 +69,13 @@ class _Lines(ModalScreen[Any]):
         self.draw()
 
 
-def help_lines(width: int, glyphs: Glyphs) -> list[Line]:
+def help_lines(width: int, glyphs: Glyphs, groups: Groups = GROUPS) -> list[Line]:
     """Every key, in two columns where there is room; then the mouse, and the characters."""
     lines: list[Line] = [[(" bandscope top: keys", "accent bold")], []]
     cells: list[Line] = []
-    for group, keys in GROUPS:
+    for group, keys in groups:
         cells.append([(f" {group}", "bold")])
-        cells += [[(f"   {key.shown:<12}", "accent"), (key.help, "")] for key in keys]
+        cells += [[(f"   {key.shown:<17} ", "accent"), (key.help, "")] for key in keys]
         cells.append([])
     cells.append([(" Mouse and more", "bold")])
     cells += [[(f"   {what:<22} ", "accent"), (does, "")] for what, does in MOUSE]
@@ -89,8 +91,10 @@ def help_lines(width: int, glyphs: Glyphs) -> list[Line]:
     lines.append([(f"   {said}", "")])
     lines.append([(
         f"   {glyphs.left} moved from   {glyphs.came} moved to   {glyphs.cursor} cursor   "
-        "~ before a figure: an estimate", "",
+        f"{glyphs.differs} differs   ~ before a figure: an estimate", "",
     )])  # fmt: skip
+    told = "   ".join(f"{letter} {WORDS[kind]}" for kind, letter in LETTERS.items())
+    lines.append([(f"   in the zoom, while comparing: {told}", "")])
     lines += [[], [(" Up and Down scroll; any other key closes this.", "dim")]]
     return lines
 
@@ -100,7 +104,7 @@ class HelpScreen(_Lines):
 
     def content(self, width: int) -> list[Line]:
         """The help."""
-        return help_lines(width, self.main.glyphs)
+        return help_lines(width, self.main.glyphs, self.main.ui.groups)
 
     def on_key(self, event: events.Key) -> None:
         """Scroll, or close."""
@@ -121,6 +125,19 @@ NOBODY = (
 )
 
 
+def by_run(found: Sequence[Running]) -> list[Running]:
+    """The ranks of a run beside each other, runs in the order in which they began."""
+    first: dict[tuple[Path, str], int] = {}
+    for index, entry in enumerate(found):
+        first.setdefault((entry.trace.parent, run_and_rank(entry.trace)[0]), index)
+
+    def place(entry: Running) -> tuple[int, int]:
+        run, rank = run_and_rank(entry.trace)
+        return first[entry.trace.parent, run], rank
+
+    return sorted(found, key=place)
+
+
 class PickerScreen(_Lines):
     """Which of the recorders that run."""
 
@@ -135,7 +152,7 @@ class PickerScreen(_Lines):
     def __init__(self, find: Callable[[], Sequence[Running]]) -> None:
         super().__init__()
         self._find = find
-        self.found = list(find())
+        self.found = by_run(find())
         self.chosen = 0
 
     def content(self, width: int) -> list[Line]:
@@ -144,10 +161,12 @@ class PickerScreen(_Lines):
         if not self.found:
             lines.append([(f" {NOBODY}", "warn")])
         for index, entry in enumerate(self.found):
-            rank = "" if entry.rank is None else f" rank {entry.rank}"
+            rank = "" if entry.rank is None else f"rank {entry.rank}"
+            name = entry.trace.name.removesuffix(".trace")
             text = (
-                f" {entry.pid:>8}{rank}  {entry.started}  {spell_bytes(entry.total_bytes):>10}  "
-                f"{entry.model}  {', '.join(entry.bands)}  {entry.trace}  {' '.join(entry.command)}"
+                f" {entry.pid:>8} {rank:<8} {name:<20} {entry.started}  "
+                f"{spell_bytes(entry.total_bytes):>10}  {entry.model}  {', '.join(entry.bands)}  "
+                f"{entry.trace}  {' '.join(entry.command)}"
             )
             end = "reverse" if index == self.chosen else ""
             lines.append([(">" if end else " ", "accent bold"), (clean(text), end)])
@@ -161,7 +180,7 @@ class PickerScreen(_Lines):
 
     def action_look(self) -> None:
         """Look again for recorders."""
-        self.found = list(self._find())
+        self.found = by_run(self._find())
         self.action_choose(0)
 
     def action_take(self) -> None:

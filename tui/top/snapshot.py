@@ -61,7 +61,8 @@ class Span:
 @dataclass(frozen=True)
 class ArenaMap:
     """The bytes `[low, high)` of the arena across the screen. `moved_from`, `moved_to`: characters
-    that pages have just moved from and to; `cursor`: the character of the chosen page, −1: none."""
+    that pages have just moved from and to; `cursor`: the character of the chosen page, −1: none;
+    `differing`: characters with pages that differ from the instant that is compared with."""
 
     low: int
     high: int
@@ -70,16 +71,19 @@ class ArenaMap:
     moved_from: tuple[int, ...] = ()
     moved_to: tuple[int, ...] = ()
     cursor: int = -1
+    differing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class ZoomMap:
-    """Single pages of one band from `page_first` on, one to a character."""
+    """Single pages of one band from `page_first` on, one to a character. `differing`: characters of
+    pages that differ from the instant that is compared with, and the letter of their difference."""
 
     band: int
     page_first: int
     runs: tuple[Run, ...]
     cursor: int
+    differing: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,78 @@ class PageFacts:
     leases: tuple[int, ...]
     ticket: int
     held_since: int
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Something that happened to a page: at which event, and in words. `ticket`: the forward's, 0:
+    no forward's; `stack`: who called the arena, innermost frame first, where that was recorded."""
+
+    sequence: int
+    text: str
+    ticket: int = 0
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PageDetails:
+    """What the trace tells of the chosen page up to the position; None: not found as far back as
+    event `looked_back`.
+
+    `virtual`, `generation`, `owner` are −1 where the page holds nothing; `waits_for` is the ticket of
+    a pending page, 0 otherwise. `read`: the last forward over its owner; `written`: the last forward,
+    move or fill that wrote it; `barrier`: the last one that waits for those; `freed`: how a page that
+    holds nothing became empty. `complete`: nothing further back is looked for.
+    """
+
+    band: str
+    page: int
+    state: str
+    virtual: int
+    generation: int
+    owner: int
+    owner_tokens: int
+    leases: tuple[tuple[int, str, int], ...]
+    waits_for: int
+    leased: Touch | None = None
+    moved: Touch | None = None
+    read: Touch | None = None
+    written: Touch | None = None
+    barrier: Touch | None = None
+    freed: Touch | None = None
+    looked_back: int = 0
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class BandChange:
+    """How a band differs from another instant: `pages` by the kind of their difference, extents in
+    bytes, and pages by their state before and after."""
+
+    band: str
+    pages: dict[str, int]
+    extent_before: tuple[int, int]
+    extent_after: tuple[int, int]
+    counts_before: dict[str, int]
+    counts_after: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The position compared with event `base` of trace `other` (empty: the same trace).
+    `requests_*`, `launched`, …: numbers of requests, tickets and leases that came or went."""
+
+    base: int
+    other: str
+    bands: tuple[BandChange, ...]
+    requests_came: tuple[int, ...]
+    requests_gone: tuple[int, ...]
+    grown: tuple[tuple[int, int, int], ...]
+    launched: tuple[int, ...]
+    completed: tuple[int, ...]
+    leases_begun: tuple[int, ...]
+    leases_ended: tuple[int, ...]
+    same: bool
 
 
 @dataclass(frozen=True)
@@ -132,7 +208,9 @@ class Slice:
 @dataclass(frozen=True)
 class Row:
     """A line of a list. `sequence`: the event it leads to, −1: none. `lane`: the forwards in
-    flight, drawn (tickets only)."""
+    flight, drawn (tickets only). `opens`: the question that it answers when it is chosen, instead of
+    leading to an event. `pieces`: text and the name of its style, in the place of `text`. `request`:
+    the request that it is about, −1: none."""
 
     sequence: int
     time_ns: int
@@ -140,23 +218,27 @@ class Row:
     text: str
     lane: str = ""
     band: int = -1
+    opens: tuple[str, Any] | None = None
+    pieces: tuple[tuple[str, str], ...] = ()
+    request: int = -1
 
 
 @dataclass(frozen=True)
 class Lists:
     """The rows of the tab that is open. `current`: the row of the event before the position, −1:
-    none. `about`: in words, what these rows are out of."""
+    none. `about`: in words, what these rows are out of. `details`: lines about the chosen row."""
 
     tab: str = "events"
     rows: tuple[Row, ...] = ()
     current: int = -1
     about: str = ""
+    details: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class View:
     """What the screen wants to see. `cursor`: (band, page); `low`, `high`: bytes of the map (high
-    0: the whole arena)."""
+    0: the whole arena); `chosen`: the row of the list that is chosen."""
 
     columns: int = 80
     rows: int = 8
@@ -168,6 +250,7 @@ class View:
     window_ns: int = 10_000_000_000
     filter: str = ""
     skip: int = 0
+    chosen: int = 0
 
 
 @dataclass(frozen=True)
@@ -189,7 +272,10 @@ class Snapshot:
     `live`: the position follows the newest event. `newer`: events that came since. `ending`:
     how the trace ends, `running` where it does not yet. `trusted`: False in a damaged part,
     where the state is that of the last sound event before. `message`: the answer to the last
-    question.
+    question. `details`: of the chosen page, where they were asked for. `compared`: with another
+    instant, where that was asked for. `successor`: the trace of a process with the same command that
+    runs now, where this one has ended. `barrier`: what table writes wait for: `fine`, `coarse`, or
+    `off`: nothing.
     """
 
     path: str
@@ -229,14 +315,45 @@ class Snapshot:
     matches: str = ""
     message: str = ""
     device: Device = Device()
+    details: PageDetails | None = None
+    compared: Compared | None = None
+    successor: str = ""
+    barrier: str = "fine"
+
+    @property
+    def gaps(self) -> tuple[int, ...]:
+        """Free bytes between neighbouring frontiers, from the sink to the arena's end."""
+        edges = [self.sink_bytes]
+        for band in sorted(self.bands, key=lambda known: known.extent_bytes):
+            if band.extent_bytes[1] > band.extent_bytes[0]:
+                edges += band.extent_bytes
+        edges.append(self.total_bytes)
+        return tuple(
+            stop - start for start, stop in zip(edges[::2], edges[1::2], strict=True) if stop > start
+        )
+
+    @property
+    def floor_bytes(self) -> int:
+        """Bytes of what is held."""
+        return sum(band.held * band.page_bytes for band in self.bands)
+
+    @property
+    def wasted_bytes(self) -> int:
+        """Bytes inside of extents that hold nothing."""
+        extents = sum(band.extent_bytes[1] - band.extent_bytes[0] for band in self.bands)
+        return extents - self.floor_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, without what only a screen needs."""
         told = asdict(self)
         for name in ("view", "map", "zoom", "waterfall", "page", "message", "matches", "bookmarks"):
             del told[name]
-        largest = max((band.gap_bytes for band in self.bands), default=0)
-        floor = sum(band.held * band.page_bytes for band in self.bands)
         return {
-            "schema": SCHEMA, **told, "floor_bytes": floor, "largest_gap_bytes": largest,
-        }  # fmt: skip
+            "schema": SCHEMA,
+            **told,
+            "floor_bytes": self.floor_bytes,
+            "wasted_bytes": self.wasted_bytes,
+            "gaps_bytes": sum(self.gaps),
+            "largest_gap_bytes": max(self.gaps, default=0),
+            "moved_bytes_per_second": sum(band.bytes_per_second for band in self.bands),
+        }

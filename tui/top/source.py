@@ -16,21 +16,24 @@ from typing import Any, Protocol
 import numpy as np
 
 from bandscope.allocator.errors import TraceError
+from bandscope.inspect.bulk import BulkTimeline
+from bandscope.inspect.following import FollowedTrace
 from bandscope.inspect.format import RECORD, RECORD_BYTES, RECORDS_START
 from bandscope.inspect.reader import Trace, open_trace
-from bandscope.inspect.selection import first_timeline, parse_position
-from bandscope.inspect.timeline import Timeline
+from bandscope.inspect.selection import first_timeline, parse_position, stand_first
 from bandscope.tui.top import travel
 from bandscope.tui.top.build import build
 from bandscope.tui.top.cells import settle_cursor
+from bandscope.tui.top.census import Census
 from bandscope.tui.top.checking import Checks, DamageScan
+from bandscope.tui.top.desk import Desk
 from bandscope.tui.top.history import History, body_at, time_before
 from bandscope.tui.top.lists import EventList, place_of
+from bandscope.tui.top.pace import Pace
 from bandscope.tui.top.snapshot import Device, Snapshot, View
 from bandscope.tui.top.travel import Query
 
 _FAR = 100_000  # events: beyond, a keyframe is nearer than going on
-_COUNT_EVENTS = 20_000  # matches are counted this far in both directions
 _FINISHED = ("clean", "disk full", "recording stopped")
 _STUMBLES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -59,8 +62,9 @@ class TraceSource:
         wall_ns: Callable[[], int] = time.time_ns,
         device: Callable[[], Device] = Device,
     ) -> None:
-        self.trace: Trace = open_trace(path)
-        self.timeline: Timeline = first_timeline(self.trace)
+        self.trace: Trace = open_trace(path, FollowedTrace)
+        self.timeline = stand_first(BulkTimeline(self.trace))
+        self.census = Census(self.timeline)
         self._first = self.timeline.state.sequence
         self._first_start = self.trace.start  # where the trace began when that was found
         self.plain = plain
@@ -68,21 +72,24 @@ class TraceSource:
         self.history = History(self.trace)
         self.checks = Checks()
         self.damage = DamageScan(self.trace.path)
+        self.desk = Desk(self)
         self.view = View()
         self.live = True
         self.ending = self.trace.ending
         self.message = ""
+        self.refused = False  # whether the message is that the last question cannot be answered
         self.matches = ""
         self.bookmarks: list[int] = []
         self.cursor: tuple[int, int] | None = None
         self.marks_from = 0  # moves since this event are marked on the map
         self.events = EventList(self.trace, Query.parse(self.trace, ""))
         self._filter = ""
-        self._search: Query | None = None
         self._wall_ns = wall_ns
         self._dirty = True
         self._restless_until = 0
         self._listing = self._list()
+        self._last: Snapshot | None = None
+        self.pace = Pace()
         self._go(self.end)
         self.marks_from = self.position
 
@@ -161,18 +168,21 @@ class TraceSource:
         """Change what is shown; what cannot be done is said in the next snapshot's message.
 
         `view` (View), `pause`, `live`, `step` (what, forwards), `row` (rows of the filtered list),
-        `jump` (text), `go` (sequence), `search` (text), `again` (forwards), `filter` (text),
-        `bookmark`, `next bookmark`, `check`, `move` (characters), `page` (pages), `band` (bands),
-        `point` (a character), `zoom` (1, −1 or 0 for the whole arena).
+        `jump` (text), `go` (sequence), `filter` (text), `bookmark`, `next bookmark`, `check`, `move`
+        (characters), `page` (pages), `band` (bands), `point` (a character), `zoom` (1, −1 or 0 for
+        the whole arena); and the questions of the desk.
         """
-        self.message = ""
-        if what not in ("view", "again"):
+        self.message, self.refused = "", False
+        self.pace.forget()
+        if what not in ("view", "again", "stop search"):
             self.matches = ""
+            self.desk.search_no_further()
         self._dirty = True
         try:
-            getattr(self, "_ask_" + what.replace(" ", "_"))(value)
+            asked = self.desk.questions.get(what) or getattr(self, "_ask_" + what.replace(" ", "_"))
+            asked(value)
         except TraceError as error:
-            self.message = str(error)
+            self.message, self.refused = str(error), True
 
     def _ask_view(self, view: View) -> None:
         self.view = replace(view, low=self.view.low, high=self.view.high)
@@ -214,6 +224,8 @@ class TraceSource:
             found = earlier[-min(-rows, len(earlier)) :][:1] if earlier else []
         if found and found[0] >= self.first:
             self._stay(found[0])
+        elif self.events.hungry:
+            self.message = "no event of this list yet; press again to look further"
         else:
             self.message = "no further event in this list"
 
@@ -222,30 +234,6 @@ class TraceSource:
 
     def _ask_go(self, sequence: int) -> None:
         self._stay(min(max(sequence, self.first), self.end))
-
-    def _ask_search(self, text: str) -> None:
-        self._search = Query.parse(self.trace, text) if text.strip() else None
-        if self._search is None:
-            return
-        low = max(self.trace.start, self.position - _COUNT_EVENTS)
-        high = min(self.trace.stop, self.position + _COUNT_EVENTS)
-        count = sum(1 for _ in self._search.events(self.trace, low, high))
-        matches = "match" if count == 1 else "matches"
-        self.matches = f"/{text.strip()}: {count:,} {matches} in events {low:,} to {high:,}"
-        self._ask_again(True)
-
-    def _ask_again(self, forwards: bool) -> None:
-        if self._search is None:
-            self.message = "nothing was searched for yet: press / first"
-            return
-        self.live = False
-        start = self.position if forwards else self.position - 1
-        found, looked = self._search.find(self.trace, max(start, self.trace.start), forwards)
-        if found:
-            self._stay(max(found[0].sequence + 1, self.first))
-        else:
-            side = "after" if forwards else "before"
-            self.message = f"no match {side} event {start:,} (looked as far as {looked:,})"
 
     def _ask_bookmark(self, _: Any) -> None:
         if self.position in self.bookmarks:
@@ -323,10 +311,11 @@ class TraceSource:
 
     def tick(self) -> Snapshot | None:
         """Look for news; a snapshot when there is anything new to show."""
-        if self._grown():
+        grown = not self.desk.gone() and self._grown()
+        if grown:
             self.trace.refresh()
             self._listing = self._list()
-            self._dirty = True
+            self._dirty = self._dirty or not self._stands()
         ending = self.trace.ending
         if ending != self.ending:
             self.ending = ending
@@ -335,18 +324,42 @@ class TraceSource:
             self._go(self.end)
         if self.checks.tick() or self.damage.tick():
             self._dirty = True
+        if self.desk.tick() or self.events.hungry:
+            self._dirty = True
         if self.live and ending == "running" and self._wall_ns() < self._restless_until:
             self._dirty = True
         if not self._dirty:
-            return None
+            return self._tell_news() if grown else None
         moved = self.position
-        snapshot = build(self)
-        self._dirty = False
+        snapshot = self._last = build(self)
+        # A list that is older than its picture is made anew as soon as things calm down.
+        self._dirty = self.pace.stale
         if snapshot.position == moved and self.live and ending == "running":
             # Rates fall and the waterfall moves on for a while after the last event.
             last = self.timeline.state.time_ns + int(self.trace.header["wall_ns"])
             self._restless_until = last + self.view.window_ns
         return snapshot
+
+    def _stands(self) -> bool:
+        """Whether events that come change nothing but how many there are."""
+        last = self._last
+        return (
+            last is not None
+            and not self.live
+            and last.view.tab != "ranks"
+            and len(last.lists.rows) == last.view.rows
+            and last.stop - last.position > last.view.rows
+            and last.start == self.trace.start
+        )
+
+    def _tell_news(self) -> Snapshot:
+        assert self._last is not None
+        end = self.end
+        self._last = replace(
+            self._last, stop=end, newer=max(0, end - self.position), device=self.device(),
+            end_ns=time_before(self.trace, end),
+        )  # fmt: skip
+        return self._last
 
     def _list(self) -> int:
         return len(os.listdir(self.trace.path))
@@ -356,6 +369,8 @@ class TraceSource:
         if self.ending in _FINISHED:
             return False
         segment = self.trace.segment_of(self.trace.stop - 1)
+        if segment.ending is not None:  # the next one goes on, whose files may be there already
+            return self.ending == "running"
         if not segment.good[-1]:  # it is being written, or was left behind half written
             return self.ending == "running"
         try:
@@ -369,6 +384,12 @@ class TraceSource:
         return len(record) == RECORD_BYTES and RECORD.unpack(record)[-1] != 0
 
     @property
+    def resting(self) -> bool:
+        """Whether whatever comes is only counted."""
+        return self._stands()
+
+    @property
     def busy(self) -> bool:
         """Whether a tick now would get on with something, whether or not there is news."""
-        return self.checks.busy or self.damage.busy
+        working = self.checks.busy or self.damage.busy or self.desk.busy
+        return working or self.events.hungry

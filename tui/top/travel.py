@@ -16,7 +16,7 @@ from bandscope.inspect.segment_reader import SegmentReader
 from bandscope.inspect.selection import Selection, band_index, parse_pages, select
 from bandscope.inspect.spelling import spell_event
 
-# A search looks this far per key press, in pieces of growing size.
+# A filtered list looks this far back, in pieces of growing size.
 SEARCH_EVENTS = 200_000
 _PIECE = 2_000
 

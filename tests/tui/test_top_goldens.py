@@ -1,0 +1,119 @@
+"""Pictures of the live screen, character by character and style by style.
+
+A golden file in `goldens/` holds a picture as text and its styles. When the screen is meant to look
+otherwise, look at the new pictures and write them:
+
+    UPDATE_GOLDENS=1 python -m pytest tests/tui/test_top_goldens.py
+    git diff tests/tui/goldens
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bandscope.tui.top.app import TopApp
+from bandscope.tui.top.paint_lists import TABS
+from tests.inspect_.traces import Recorded
+from tests.tui.screens import Script, cells_of, resting_source, spelled, steady_run
+
+GOLDENS = Path(__file__).with_name("goldens")
+SIZES = [(width, height) for width in (50, 80, 120, 200) for height in (24, 50)]
+LOOKS = ("dark", "light", "no-colour")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return steady_run(tmp_path_factory.mktemp("golden"))
+
+
+def compare(name: str, picture: str) -> None:
+    """The picture is the golden one; with UPDATE_GOLDENS it becomes that."""
+    path = GOLDENS / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDENS"):
+        path.write_text(picture, encoding="utf-8")
+        return
+    assert path.exists(), f"{path.name} is missing: UPDATE_GOLDENS=1 writes it"
+    wanted = path.read_text(encoding="utf-8")
+    for number, (old, new) in enumerate(
+        zip(wanted.split("\n"), picture.split("\n"), strict=False), 1
+    ):
+        assert new == old, f"{path.name}, line {number}: the screen looks otherwise"
+    assert picture == wanted
+
+
+async def nothing(app: TopApp, pilot: Any) -> None:
+    """No key."""
+
+
+def keys(*names: str) -> Script:
+    """Press these."""
+
+    async def script(app: TopApp, pilot: Any) -> None:
+        for name in names:
+            await pilot.press(name)
+            await pilot.pause()
+
+    return script
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_the_screen(
+    monkeypatch: pytest.MonkeyPatch, run: Recorded, size: tuple[int, int], look: str
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if look == "no-colour":
+        monkeypatch.setenv("NO_COLOR", "1")
+    theme = "light" if look == "light" else "dark"
+    cells = cells_of(resting_source(run), nothing, size, theme=theme)
+    assert len(cells) == size[1]
+    compare(f"screen-{size[0]}x{size[1]}-{look}", spelled(cells))
+
+
+SCRIPTS = {
+    **{f"tab-{tab}": keys("space", str(number)) for number, tab in enumerate(TABS, 1)
+       if tab not in ("events", "ranks")},
+    "help": keys("question_mark"),
+    "paused-and-zoomed": keys("space", "comma", "comma", "plus", "plus", "o"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_what_keys_show(monkeypatch: pytest.MonkeyPatch, run: Recorded, name: str) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    compare(name, spelled(cells_of(resting_source(run), SCRIPTS[name], (120, 40))))
+
+
+def test_a_picture_is_the_same_every_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Recorded
+) -> None:
+    """Nothing in it depends on when, where or in which process the run was recorded."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    other = resting_source(steady_run(tmp_path))
+    first = spelled(cells_of(resting_source(run), nothing, (120, 40)))
+    assert spelled(cells_of(other, nothing, (120, 40))) == first
+
+
+def test_without_colour_nothing_is_lost(monkeypatch: pytest.MonkeyPatch, run: Recorded) -> None:
+    """The characters are those of the coloured screen, and no style has a colour."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured = cells_of(resting_source(run), nothing, (120, 40))
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = cells_of(resting_source(run), nothing, (120, 40))
+    text = ["".join(part for part, _ in line) for line in coloured]
+    assert ["".join(part for part, _ in line) for line in plain] == text
+    assert all(style.color is None and style.bgcolor is None for line in plain for _, style in line)
+
+
+def test_what_is_golden_is_small_and_in_use() -> None:
+    """Every file is a picture of some test."""
+    names = {f"screen-{width}x{height}-{look}" for width, height in SIZES for look in LOOKS}
+    files = list(GOLDENS.iterdir())
+    assert {file.stem for file in files} == names | SCRIPTS.keys()
+    assert sum(file.stat().st_size for file in files) < 2_000_000
+
+
