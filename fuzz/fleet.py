@@ -47,7 +47,7 @@ class Processes:
 
 
 def _check_answers(address: str) -> None:
-    """`OSError` when nothing listens at HOST:PORT; Ray itself tries for minutes, then ends the process."""
+    """`OSError` when nothing listens at HOST:PORT; Ray itself would try for minutes, then exit."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
