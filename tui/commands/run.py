@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ _REFRESH_SECONDS = 0.1
 
 
 def run(
+    context: typer.Context,
     model: Annotated[
         str, typer.Option(help="A preset name, a config.json, or the folder that holds one.")
     ] = "gpt-oss-20b",
@@ -102,11 +104,21 @@ def run(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write every number of the report here.")
     ] = None,
+    top: Annotated[
+        bool,
+        typer.Option(
+            "--top",
+            help="Show the live screen while it runs; the report comes when the screen is closed. "
+            "Without --record the latest 512 MiB are recorded, and removed again.",
+        ),
+    ] = False,
 ) -> None:
     """Serve a request trace from one arena, check every invariant, and report.
 
     Exit status: 0 healthy, 1 a violation, 2 bad usage or input.
     """
+    if top:
+        raise typer.Exit(_run_beside(context, record))
     size = None if arena_bytes is None else parse_bytes(arena_bytes)
     if json_file is not None:
         _check_writable(json_file)
@@ -119,33 +131,33 @@ def run(
     # The driver's tensors are small: handing them to several threads costs more than it gives.
     torch.set_num_threads(1)
 
-    job = Run(
-        RunConfig(
-            model=model,
-            workload=workload,
-            arena_bytes=size,
-            page_size=page_size,
-            device=device,
-            requests=requests,
-            speedup=speedup,
-            seed=seed,
-            verify=verify,
-            strict=strict,
-            baseline=baseline,
-            tensor_parallel=tensor_parallel,
-            chunk_tokens=chunk_tokens,
-            max_running=max_running,
-            output_reserve=output_reserve,
-            max_moves=max_moves,
-            barrier=barrier,
-            slow_forward=slow_forward,
-            compact_pressure=compact_pressure,
-            check_every=check_every,
-            record=record,
-            stacks=stacks,
-        )
-    )
     with _stop_on_interrupt() as stopped:
+        job = Run(
+            RunConfig(
+                model=model,
+                workload=workload,
+                arena_bytes=size,
+                page_size=page_size,
+                device=device,
+                requests=requests,
+                speedup=speedup,
+                seed=seed,
+                verify=verify,
+                strict=strict,
+                baseline=baseline,
+                tensor_parallel=tensor_parallel,
+                chunk_tokens=chunk_tokens,
+                max_running=max_running,
+                output_reserve=output_reserve,
+                max_moves=max_moves,
+                barrier=barrier,
+                slow_forward=slow_forward,
+                compact_pressure=compact_pressure,
+                check_every=check_every,
+                record=record,
+                stacks=stacks,
+            )
+        )
         with _progress(job) as tell:
             job.serve(tell, lambda: stopped[0])
         if baseline and not stopped[0]:
@@ -160,6 +172,20 @@ def run(
         raise typer.Exit(1)
     if stopped[0]:
         raise typer.Exit(130)
+
+
+def _run_beside(context: typer.Context, record: str | None) -> int:
+    """The same command line in a process of its own, and the screen in this one."""
+    from bandscope.tui.top.beside import arguments_of, run_beside, show_screen
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("--top needs a terminal; without one, leave it out")
+    options = {name: value for name, value in context.params.items()
+               if name not in ("top", "record")}  # fmt: skip
+    known = {parameter.name: parameter for parameter in context.command.params}
+    spelled = {name: known[name].opts[-1] for name in options}
+    defaults = {name: known[name].default for name in options}
+    return run_beside(arguments_of(options, spelled, defaults), record, show_screen)
 
 
 @contextmanager
