@@ -50,6 +50,7 @@ class Marks:
     def __init__(self, touched: list[np.ndarray], written: list[np.ndarray]) -> None:
         self.touched, self.written = touched, written
         self.through = 0  # work up to this number is marked
+        self.wrote = 0  # the last of it that wrote anything
 
     def mark(self, number: int, touched: Touched, written: Touched) -> None:
         """Work `number` touches and writes these."""
@@ -57,6 +58,7 @@ class Marks:
             self.touched[band][pages] = number
         for band, pages in written:
             self.written[band][pages] = number
+            self.wrote = number
         self.through = number
 
 
@@ -158,10 +160,17 @@ class Order:
         self, kind: int, work: Work, other: int, behind: int, reads: Touched, writes: Touched
     ) -> None:
         marks = self._marked(kind, other)
-        for marked, accessed, writing in ((marks.touched, writes, True), (marks.written, reads, False)):
+        if self._over and other == FORWARD and work.stream == SCHEDULE:
+            marks = self._not_over(kind)
+        for marked, newest, accessed, writing in (
+            (marks.touched, marks.through, writes, True),
+            (marks.written, marks.wrote, reads, False),
+        ):
+            if newest <= behind:
+                continue
             for band, pages in accessed:
-                numbers = marked[band][pages]
-                if numbers.size and np.maximum.reduce(numbers, None) > behind:
+                numbers = marked[band].take(pages, 0)
+                if np.count_nonzero(numbers > behind):
                     behind = self._race(kind, work, other, behind, band, pages, numbers, writing)
                     self._told[work.stream][other] = behind
 
@@ -172,11 +181,23 @@ class Order:
             marks = self._marks[kind][stream] = self._no_marks(kind)
         for work in self._open[kind][stream]:
             if work.number > marks.through:
-                if kind == 0:
-                    marks.mark(work.number, work.touches(), work.writes)
-                else:
-                    marks.mark(work.number, work.row_reads or work.row_writes, work.row_writes)
+                self._mark(kind, marks, work)
         return marks
+
+    def _not_over(self, kind: int) -> Marks:
+        """The marks of the open forwards that are not over, although later ones are: a clock cannot
+        leave out what lies between."""
+        marks = self._no_marks(kind)
+        for work in self._open[kind][FORWARD]:
+            if work.number - 1 not in self._over:
+                self._mark(kind, marks, work)
+        return marks
+
+    def _mark(self, kind: int, marks: Marks, work: Work) -> None:
+        if kind == 0:
+            marks.mark(work.number, work.touches(), work.writes)
+        else:
+            marks.mark(work.number, work.row_reads or work.row_writes, work.row_writes)
 
     def _no_marks(self, kind: int) -> Marks:
         memory = self.memory

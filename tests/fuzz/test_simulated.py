@@ -449,3 +449,19 @@ def test_a_stamp_says_who_wrote_what() -> None:
         "what the holder of lease 4 wrote to full page 0"
     )
     assert stamps.describe(0) == "zeroes" and stamps.describe(-0xFF) == "the fill value 0xff"
+
+
+def test_a_forward_that_is_over_races_with_nothing() -> None:
+    """Although an older one runs on, what only the newer one touched may move at once; what the older
+    one touches too may not, whoever touched it last."""
+    for shared in (False, True):
+        run = Run(P3, "eager", page_size=1)
+        for request in range(3):
+            run.apply(ops.Admit(request))
+        run.apply(ops.Launch((2, 1) if shared else (2,)))
+        run.apply(ops.Launch((1,)))
+        run.device.finish(2)
+        page = run.arena.pages_of(1, "mamba")[0]
+        run.device.move(0, page, page + 3)
+        races = [found.invariant for found in run.device.take_violations()]
+        assert races == (["happens_before"] if shared else []), shared
