@@ -86,6 +86,13 @@ def order(books: Books) -> Iterator[Violation]:
                 "order",
                 f"band {band.name} spans places {band.low} to {band.high} of {band.capacity}",
             )
+        outermost = [band.high - 1] if band.plan.end != "float" else [band.low, band.high - 1]
+        if any(band.state[place] == HOLE for place in outermost if 0 <= place < band.capacity):
+            yield Violation(
+                "order",
+                f"band {band.name} spans places {band.low} to {band.high}, but its extent ends in a "
+                "hole; frontiers are pulled back to a page in use",
+            )
         start, below = high, f"band {band.name}"
     if start > books.chain.total_bytes:
         yield Violation(
@@ -174,6 +181,14 @@ def ownership(books: Books) -> Iterator[Violation]:
         first = np.zeros(rows.size, np.int64)
         if index in books.windows:
             first = ledger.first_kept[rows, books.windows.index(index)]
+            ahead = rows[first > counts]
+            if ahead.size:
+                yield Violation(
+                    "ownership",
+                    f"request {int(ledger.request[ahead[0]])} has trimmed more pages of "
+                    f"{books.bands[index].name} than it has",
+                )
+                continue
         expected = np.sort(ledger.spans(rows, first, counts))
         yield from _same_pages(books.bands[index], expected)
     if books.state is not None:
@@ -220,6 +235,12 @@ def pins(books: Books) -> Iterator[Violation]:
         if expected is None:
             if band.pin_count[band.low : band.high].any():
                 yield Violation("pins", f"band {band.name} has pinned places but no lease")
+            if books.pins.deferred[index]:
+                yield Violation(
+                    "pins",
+                    f"band {band.name} counts {books.pins.deferred[index]} pages freed under a pin, but "
+                    "there is no lease",
+                )
             continue
         for pin in books.pins.pins.values():
             if pin.band == index:

@@ -195,6 +195,25 @@ def pinned_page_reused(books: Books) -> None:
     band._join_holes(pin.places)
 
 
+def deferred_without_lease(books: Books) -> None:
+    for number in list(books.pins.pins):
+        books.unpin(number, None)
+    books.pins.deferred[0] = 1
+
+
+def extent_ends_in_a_hole(books: Books) -> None:
+    band = books.bands[2]
+    band.state[band.high] = HOLE
+    band.holes += 1
+    band._block_holes[band.high // 256] += 1
+    band.high += 1
+
+
+def trimmed_past_its_pages(books: Books) -> None:
+    row = books.ledger.row(0)
+    books.ledger.first_kept[row, 0] = books.ledger.page_count[row] + 1
+
+
 def deferred_count(books: Books) -> None:
     books.pins.deferred[1] += 1
 
@@ -247,6 +266,9 @@ FAULTS: list[tuple[Fault, str, str]] = [
     (pin_count_down, "pins", r"band full: place \d+ counts pins against its leases"),
     (pin_without_lease, "pins", "band full has pinned places but no lease"),
     (pinned_page_reused, "pins", "band window_8: a pinned place was reused or lost"),
+    (deferred_without_lease, "pins", "but there is no lease"),
+    (extent_ends_in_a_hole, "order", "its extent ends in a hole"),
+    (trimmed_past_its_pages, "ownership", "has trimmed more pages of window_8 than it has"),
     (deferred_count, "pins", "band window_8 counts 2 pages freed under a pin, there are 1"),
     (pending_forgotten, "ownership", r"\d+ pages are pending, \d+ wait for a ticket"),
     (pending_reclaimed_early, "ownership", r"\d+ pages are pending, \d+ wait for a ticket"),
