@@ -183,7 +183,7 @@ def _exhaustive(part: Part, seconds: float) -> None:
     """The small arenas, the larger ones last, until the time is up."""
     end = time.monotonic() + seconds
     searched: dict[str, Any] = {}
-    for name, arena in exhaustive.ARENAS.items():
+    for name in exhaustive.ARENAS:
         reports: list[exhaustive.Report] = []
 
         def progress(report: exhaustive.Report, seen: list[exhaustive.Report] = reports) -> None:
@@ -192,12 +192,7 @@ def _exhaustive(part: Part, seconds: float) -> None:
                 raise _Enough
 
         try:
-            reports[:] = [
-                exhaustive.explore(
-                    arena.layout, arena.alphabet, depth=arena.depth, states_max=arena.states_max,
-                    progress=progress, name=name,
-                )
-            ]  # fmt: skip
+            reports[:] = [exhaustive.explore_named(name, progress=progress)]
         except _Enough:
             pass
         for report in reports:

@@ -153,14 +153,21 @@ ARENAS: dict[str, SmallArena] = {
 }
 
 
-def explore_named(name: str, *, progress: Progress | None = None, findings_max: int = 5) -> Report:
-    """Search one of `ARENAS` as far as it goes."""
+def explore_named(
+    name: str,
+    *,
+    depth: int | None = None,
+    states_max: int | None = None,
+    progress: Progress | None = None,
+    findings_max: int = 5,
+) -> Report:
+    """Search one of `ARENAS` as far as it goes, or to another depth or number of states."""
     arena = ARENAS[name]
     return explore(
         arena.layout,
         arena.alphabet,
-        depth=arena.depth,
-        states_max=arena.states_max,
+        depth=depth or arena.depth,
+        states_max=states_max or (None if depth else arena.states_max),
         progress=progress,
         name=name,
         drain_every=arena.drain_every,

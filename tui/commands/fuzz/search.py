@@ -38,7 +38,7 @@ def exhaustive(
 
     Exit status: 0 all hold, 1 one does not, 2 bad usage.
     """
-    from bandscope.fuzz.exhaustive import ARENAS, explore
+    from bandscope.fuzz.exhaustive import ARENAS, explore_named
 
     options.check_count("--depth", depth)
     options.check_count("--states", states)
@@ -49,8 +49,16 @@ def exhaustive(
             f"arena {unknown[0]!r} was asked for, but the small arenas are {', '.join(ARENAS)}"
         )
     if listed:
-        for name in chosen:
-            print(f"{name}: {ARENAS[name]}")
+        for name in names or ARENAS:
+            arena = ARENAS[name]
+            bands = ", ".join(f"{band} {size} B" for band, size in arena.layout.bands)
+            reach = "any length" if arena.depth is None else f"{arena.depth} operations"
+            if arena.states_max is not None:
+                reach = f"as far as {arena.states_max:,} states go"
+            print(
+                f"{name}: {bands}; {arena.layout.total_bytes:,} B, pages of {arena.layout.page_size} "
+                f"tokens; {reach}{', nightly' if arena.nightly else ''}"
+            )
         return
     reports = []
     last = time.monotonic()
@@ -62,15 +70,7 @@ def exhaustive(
             print(f"{report.name}: {report.states:,} states so far", file=sys.stderr, flush=True)
 
     for name in chosen:
-        arena = ARENAS[name]
-        report = explore(
-            arena.layout,
-            arena.alphabet,
-            depth=depth or arena.depth,
-            states_max=states or arena.states_max,
-            progress=progress,
-            name=name,
-        )
+        report = explore_named(name, depth=depth, states_max=states, progress=progress)
         reports.append(report)
         if not as_json:
             print(report, flush=True)
