@@ -13,6 +13,12 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Workers of xdist share the cores: each with as many threads as there are cores would be in each
+# other's way. For processes that tests start, too.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
