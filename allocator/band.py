@@ -53,12 +53,17 @@ class Band:
     live: int = 0
     holes: int = 0
     pending: int = 0
+    name: str = field(init=False)
+    page_bytes: int = field(init=False)
+    is_float: bool = field(init=False)
     first_page: int = field(init=False)
     direction: int = field(init=False)
     capacity: int = field(init=False)
 
     def __post_init__(self) -> None:
-        page_bytes = self.page_bytes
+        # Facts of the plan that every operation asks for.
+        self.name, self.is_float = self.plan.name, self.plan.end == "float"
+        self.page_bytes = page_bytes = self.plan.page_bytes
         lowest = -(-self.sink_bytes // page_bytes)
         end = self.total_bytes // page_bytes
         self.capacity = max(0, end - lowest)
@@ -74,18 +79,6 @@ class Band:
         self.table = PageTable(self.virtual_capacity, self.capacity)
 
     # --- where pages are ---------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        return self.plan.name
-
-    @property
-    def page_bytes(self) -> int:
-        return self.plan.page_bytes
-
-    @property
-    def is_float(self) -> bool:
-        return self.plan.end == "float"
 
     @property
     def extent(self) -> int:
@@ -111,19 +104,21 @@ class Band:
             start, stop = self.first_page + low, self.first_page + high
         else:
             start, stop = self.first_page - high + 1, self.first_page - low + 1
-        return start * self.page_bytes, stop * self.page_bytes
+        page_bytes = self.page_bytes
+        return start * page_bytes, stop * page_bytes
 
     def places_within(self, start_byte: int, stop_byte: int) -> tuple[int, int]:
         """The places `[low, high)` of the whole pages inside bytes `[start, stop)`, clipped to the
         band's own grid and index limit. Empty ranges come back as `low == high`."""
+        base, capacity = self.first_page, self.capacity
         first = -(-start_byte // self.page_bytes)
         last = stop_byte // self.page_bytes
         if self.direction > 0:
-            low, high = first - self.first_page, last - self.first_page
+            low, high = first - base, last - base
         else:
-            low, high = self.first_page - last + 1, self.first_page - first + 1
-        low = min(max(low, 0), self.capacity)
-        return low, max(low, min(high, self.capacity))
+            low, high = base - last + 1, base - first + 1
+        low = min(max(low, 0), capacity)
+        return low, max(low, min(high, capacity))
 
     def place_at_byte(self, byte: int) -> int:
         """The place whose page holds `byte` (for pictures; may lie outside the extent)."""
@@ -305,6 +300,17 @@ class Band:
         """The `count` holes nearest the base, ascending. The caller knows there are as many."""
         if count == 0:
             return NONE
+        first = self._first_hole_block
+        one = self._block_holes[first] >= count  # as usual: a block that has them all
+        rows = slice(first, first + 1) if one else self._blocks_of_holes(count)
+        flat = np.flatnonzero(self._by_block[rows] == HOLE)[:count]
+        if isinstance(rows, slice):
+            return flat + (first << BLOCK_SHIFT)
+        places: Pages = (rows[flat >> BLOCK_SHIFT] << BLOCK_SHIFT) + (flat & (BLOCK_PLACES - 1))
+        return places
+
+    def _blocks_of_holes(self, count: int) -> Pages:
+        """The first blocks with a hole that have `count` of them together."""
         start, span, found = self._first_hole_block, 64, 0
         blocks: list[Pages] = []
         while found < count:
@@ -319,10 +325,7 @@ class Band:
                 blocks.append(filled[:needed] + start)
                 found = int(reached[min(needed, reached.size) - 1])
             start, span = start + span, span * 8
-        rows = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
-        flat = np.flatnonzero(self._by_block[rows] == HOLE)[:count]
-        places: Pages = (rows[flat >> BLOCK_SHIFT] << BLOCK_SHIFT) + (flat & (BLOCK_PLACES - 1))
-        return places
+        return np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
 
     def holes_between(self, low: int, high: int) -> Pages:
         """All holes in places `[low, high)`, ascending; cost follows the range."""

@@ -106,7 +106,9 @@ class Books:
         self.tickets = Tickets()
         self.pins = Pins(self.bands)
         self.gate_closed = False
-        self._extents_told: list[Span] = [(0, 0)] * len(self.bands)  # no band has an extent yet
+        # What the observer was told last, in bytes and as frontiers; no band has an extent yet.
+        self._extents_told: list[Span] = [(0, 0)] * len(self.bands)
+        self._frontiers_told: list[Span] = [(0, 0)] * len(self.bands)
 
     @property
     def observer(self) -> events.Observer | None:
@@ -118,6 +120,7 @@ class Books:
         self._observer = observer
         # Whoever comes late starts from the extents as they are.
         self._extents_told = [self._span(band) for band in self.bands]
+        self._frontiers_told = [(band.low, band.high) for band in self.bands]
 
     @staticmethod
     def _span(band: Band) -> Span:
@@ -226,12 +229,13 @@ class Books:
 
     def reclaim(self) -> None:
         """Pages whose work is settled become holes; frontiers are pulled back past them."""
+        observer = self._observer
         for index, places in self.tickets.take_settled():
             band = self.bands[index]
             band.reclaim(places)
             band.absorb()
-            if self.observer is not None:
-                self.observer.reclaim(band.name, band.physical(places))
+            if observer is not None:
+                observer.reclaim(band.name, band.physical(places))
         self.tell_extents("reclaim")
 
     def execute(self, layout: Layout, *, why: str) -> int:
@@ -271,8 +275,8 @@ class Books:
         if hand_out != "none":
             value = 0 if hand_out == "zero" else 0xFF
             self.device.fill(band.index, band.physical(places), value)
-        if self.observer is not None:
-            self.observer.lease_begin(holder, band.name, virtual, band.physical(places), 0)
+        if self._observer is not None:
+            self._observer.lease_begin(holder, band.name, virtual, band.physical(places), 0)
 
     def drop(self, band: Band, virtual: Pages, holder: events.Holder) -> None:
         """The owner of these pages holds them no more; they become holes when nothing launched and
@@ -280,8 +284,8 @@ class Books:
         if not virtual.size:
             return
         places = band.table.unbind(virtual)
-        if self.observer is not None:
-            self.observer.lease_end(holder, band.name, virtual, 0)
+        if self._observer is not None:
+            self._observer.lease_end(holder, band.name, virtual, 0)
         if self.pins.pins:
             places, pinned = split_pinned(band, places)
             if pinned.size:
@@ -346,10 +350,15 @@ class Books:
 
     def tell_extents(self, why: str) -> None:
         """Tell the observer about extents that changed since the last time."""
-        if self.observer is None:
+        observer = self._observer
+        if observer is None:
             return
+        frontiers = [(band.low, band.high) for band in self.bands]
+        if frontiers == self._frontiers_told:
+            return
+        self._frontiers_told = frontiers
         for index, band in enumerate(self.bands):
             now = self._span(band)
             if now != self._extents_told[index]:
-                self.observer.band_move(band.name, self._extents_told[index], now, why)
+                observer.band_move(band.name, self._extents_told[index], now, why)
                 self._extents_told[index] = now

@@ -59,9 +59,12 @@ class Chain:
         """Bytes between the nearest frontiers below and above band `index` (its own inside)."""
         if spans is None:
             spans = [band.byte_range() if band.extent else None for band in self.bands]
-        below = (span[1] for span in reversed(spans[:index]) if span)
+        below = self.sink_bytes
+        for span in spans[:index]:
+            if span:
+                below = span[1]
         above = (span[0] for span in spans[index + 1 :] if span)
-        return next(below, self.sink_bytes), next(above, self.total_bytes)
+        return below, next(above, self.total_bytes)
 
     def grant(self, demand: Sequence[int]) -> list[Span] | None:
         """Regions (places) in which each band can take its demand with no page moved, or None when
@@ -72,16 +75,18 @@ class Chain:
         """
         bands = self.bands
         regions = [(band.low, band.high) for band in bands]
-        fresh = [pages - band.holes for pages, band in zip(demand, bands, strict=True)]
-        growing = [index for index, pages in enumerate(fresh) if pages > 0]
+        growing = [
+            band for pages, band in zip(demand, bands, strict=True) if pages > band.holes
+        ]
         if not growing:
             return regions
-        spans = [band.byte_range() if band.extent else None for band in bands]
-        growing.sort(key=lambda index: (bands[index].is_float, not bands[index].extent))
-        for index in growing:
-            band = bands[index]
+        spans = [band.byte_range() if band.high > band.low else None for band in bands]
+        if len(growing) > 1:
+            growing.sort(key=lambda band: (band.is_float, band.high == band.low))
+        for band in growing:
+            index = band.index
             low, high = band.places_within(*self.room(index, spans))
-            region = _grow(band, fresh[index], low, high)
+            region = _grow(band, demand[index] - band.holes, low, high)
             if region is None:
                 return None
             regions[index] = region

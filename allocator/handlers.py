@@ -96,7 +96,7 @@ def trim_window(books: Books, op: ops.TrimWindow) -> Outcome:
         # The next token, at position `length`, attends to positions > length − window.
         keep = np.maximum(0, lengths - window + 1) // books.plan.page_size
         first = ledger.first_kept[rows, number]
-        if (keep <= first).all():
+        if not np.count_nonzero(keep > first):
             continue
         stop = np.maximum(keep, first)
         virtual = ledger.spans(rows, first, stop)

@@ -44,7 +44,8 @@ class Tickets:
     @property
     def unsettled(self) -> bool:
         """True when some launched work is neither completed nor ordered by a barrier."""
-        return bool(self.in_flight) and self.settled_through < self.issued
+        # What is in flight is not completed, so a barrier alone can have settled the newest ticket.
+        return bool(self.in_flight) and self.ordered_through < self.issued
 
     def launch(self, writes: dict[int, Pages]) -> int:
         """Take the next ticket for a forward that may write `writes` (virtual pages per band)."""
@@ -69,7 +70,9 @@ class Tickets:
 
     def take_settled(self) -> list[tuple[int, Pages]]:
         """The deferred places that nothing can touch any more, as (band, places); forgotten here."""
-        settled = []
+        settled: list[tuple[int, Pages]] = []
+        if not self._pending:
+            return settled
         through = self.settled_through
         while self._pending and self._pending[0][0] <= through:
             _, band, places = self._pending.popleft()

@@ -152,7 +152,10 @@ class PageTable:
         changed = np.sort(np.concatenate(self._dirty) if len(self._dirty) > 1 else self._dirty[0])
         if changed.size > 1:
             # Sorting and dropping repeats is several times faster than np.unique on integers.
-            changed = changed[np.concatenate(([True], changed[1:] != changed[:-1]))]
+            first = np.empty(changed.size, bool)
+            first[0] = True
+            np.not_equal(changed[1:], changed[:-1], first[1:])
+            changed = changed[first]
         return changed
 
     def take_unpublished(self) -> Pages:

@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bandscope.fuzz.coverage import Coverage
-from bandscope.fuzz.execution import Execution, Find, execute_twice, run_steps
+from bandscope.fuzz.execution import (
+    FULL_EVERY,
+    Execution,
+    Find,
+    execute_twice,
+    run_steps,
+    uncollected,
+)
 from bandscope.fuzz.generate import Generator, mutate
 from bandscope.fuzz.goals import GOALS, missed
 from bandscope.fuzz.program import Program, Step
@@ -44,7 +51,7 @@ class Settings:
     seconds: float | None = None
     finds_max: int = 20
     shrink: bool = True
-    full_every: int = 256
+    full_every: int = FULL_EVERY
 
 
 @dataclass
@@ -179,7 +186,7 @@ def run_case(settings: Settings, case: Case) -> CaseResult:
             full_every=settings.full_every,
         )  # fmt: skip
         steps: list[Step] = []
-        with _watched(execution):
+        with _watched(execution), uncollected():
             for _ in range(count):
                 step = generator.next()
                 steps.append(step)

@@ -38,7 +38,7 @@ def _band(book: BandBook, band: Band) -> Iterator[Violation]:
         ("places of virtual pages", band.table.place_of, book.place_of, "tables"),
         ("pin counts", band.pin_count, book.pin_count, "pins"),
     ):
-        if theirs.tolist() != ours.tolist():
+        if theirs.tobytes() != ours.tobytes():
             yield Violation(invariant, f"{what} of {band.name} are not what the effects told")
     unpublished = band.table.unpublished().tolist()
     if set(unpublished) != book.stale:
@@ -76,7 +76,7 @@ def _ids(model: Model, books: Books) -> Iterator[Violation]:
             yield Violation("ids", f"{name} ids are bound that nobody holds, or the reverse")
         if space.released_ids().tobytes() != book.released:
             yield Violation("ids", f"released {name} ids are not those that were released")
-        if space.generation.tolist() != book.generation.tolist():
+        if space.generation.tobytes() != book.generation.tobytes():
             yield Violation("ids", f"a {name} id's generation is not how often it was released")
 
 

@@ -46,6 +46,7 @@ from bandscope.fuzz.simulated_work import (
     Stamps,
     TableReads,
     Work,
+    grouped,
     writer_of_lease,
 )
 
@@ -85,6 +86,7 @@ class SimulatedDevice(InOrderDevice):
         self._done: dict[int, tuple[int, ...]] = {}
         self._read: dict[int, tuple[int, ...]] = {}
         self._copies: dict[int, list[tuple[tuple[int, ...], BandAccess, frozenset[int]]]] = {}
+        self._loads = 0  # how many of them write pages
         self._queues: list[deque[Work]] = [deque() for _ in STREAMS]
         self._executed = [0, 0, 0]
         self._choices = bytearray()
@@ -97,6 +99,8 @@ class SimulatedDevice(InOrderDevice):
         self._memory = Memory(total_bytes, page_bytes, virtual_pages)
         self._stamps = Stamps(virtual_pages)
         self._order = Order(self._memory)
+        # By band and virtual page: how many copies of it are not known to be over.
+        self._copied = [np.zeros(count, np.int32) for count in virtual_pages]
         # The mirrors as they are when all that was issued has been done.
         self._published = self._memory.mirrors
         if not self.schedule.eager:
@@ -113,7 +117,7 @@ class SimulatedDevice(InOrderDevice):
     def issue_fills(self) -> None:
         if self._fills:
             fills, self._fills = self._fills, []
-            self.issue(Fill(_grouped(fills)))
+            self.issue(Fill(grouped(fills)))
 
     def publish(self, band: int, virtual: Pages, physical: Pages) -> None:
         work = Publish(band, virtual.copy(), physical.copy())
@@ -205,10 +209,8 @@ class SimulatedDevice(InOrderDevice):
             for band, (reads, writes) in accesses.items()
             if len(reads) or len(writes)
         ]
-        for copies in self._copies.values():
-            for event, copy, copied in copies:
-                if any(expected.must_wait(access, copy, copied) for access in bands):
-                    self._order.wait(FORWARD, event)
+        if self._copies:
+            self._wait_for_copies(expected, bands)
         self.issue(TableReads(ticket, bands, self._stamps), ticket)
         if tells_reads:
             self._read[ticket] = self._order.position(FORWARD)
@@ -230,6 +232,8 @@ class SimulatedDevice(InOrderDevice):
         self.issue(Copy(lease, touched, self._stamps))
         copied = frozenset(touched.pages.tolist())
         self._copies.setdefault(lease, []).append((self._order.position(COPY), touched, copied))
+        self._copied[band][touched.pages] += 1
+        self._loads += not touched.read_count
 
     def finish(self, ticket: int) -> None:
         """The host saw that the forward has completed, so it and all it depends on have run. To be
@@ -245,7 +249,9 @@ class SimulatedDevice(InOrderDevice):
 
     def end_copies(self, lease: int) -> None:
         """The host saw that the copies of a lease have completed. To be called before `EndLease`."""
-        for event, _, _ in self._copies.pop(lease, ()):
+        for event, copy, _ in self._copies.pop(lease, ()):
+            self._copied[copy.band][copy.pages] -= 1
+            self._loads -= not copy.read_count
             self._run_until(event)
             self._order.host_saw(event)
 
@@ -310,6 +316,18 @@ class SimulatedDevice(InOrderDevice):
             self.works.append(work)
         self._queues[work.stream].append(work)
         self._turn(None)
+
+    def _wait_for_copies(self, expected: Expectation, bands: Sequence[BandAccess]) -> None:
+        """A forward's stream waits for copies whose pages it must not touch yet."""
+        for access in bands:
+            # Few forwards write pages that are being copied, so first ask that of all copies at once.
+            written = self._copied[access.band][access.pages[access.read_count :]]
+            if not self._loads and not np.count_nonzero(written):
+                continue
+            for copies in self._copies.values():
+                for event, copy, copied in copies:
+                    if expected.must_wait(access, copy, copied):
+                        self._order.wait(FORWARD, event)
 
     def _run_until(self, event: tuple[int, ...]) -> None:
         if not self.schedule.eager:
@@ -377,22 +395,3 @@ class SimulatedDevice(InOrderDevice):
         for ticket in [known for known in self._done if known not in self._in_flight]:
             self._read.pop(ticket, None)
             del self._done[ticket]
-
-
-def _grouped(fills: list[tuple[int, Pages, int]]) -> list[tuple[int, Pages, int]]:
-    """Fills of one value by band: their order does not matter then."""
-    if len(fills) == 1:
-        return fills
-    by_band: dict[int, list[Pages]] = {}
-    value = fills[0][2]
-    for band, pages, other in fills:
-        if other != value:
-            return fills
-        if band in by_band:
-            by_band[band].append(pages)
-        else:
-            by_band[band] = [pages]
-    return [
-        (band, parts[0] if len(parts) == 1 else np.concatenate(parts), value)
-        for band, parts in by_band.items()
-    ]

@@ -63,12 +63,13 @@ class Expectation:
         """Names a table row that says where a page lies that holds nothing, or nothing of one that
         lies somewhere, if `mirrors` has one; else empty. (Where mapped pages lie, accesses check.)"""
         for band, rows in zip(self._bands, mirrors, strict=True):
-            unmapped, empty = rows < 0, band.table.place_of < 0
-            if unmapped.tobytes() != empty.tobytes():
-                page = int((unmapped != empty).argmax())
+            places = band.table.place_of
+            differs = (rows ^ places) < 0  # one of the two is negative, and the other is not
+            if np.count_nonzero(differs):
+                page = int(differs.argmax())
                 return (
                     f"the table row of band {band.name} virtual page {page} says "
-                    f"{int(rows[page])}, but the page is {'free' if empty[page] else 'held'}"
+                    f"{int(rows[page])}, but the page is {'free' if places[page] < 0 else 'held'}"
                 )
         return ""
 
@@ -78,11 +79,14 @@ class Expectation:
         if copy.band != later.band:
             return False
         touched = later.pages[later.read_count :] if copy.read_count else later.pages
-        if copied.isdisjoint(touched.tolist()):
+        both = copied.intersection(touched.tolist())
+        if not both:
             return False
-        same = np.flatnonzero(np.isin(copy.pages, touched))
-        now = self._ids[copy.band].generation[copy.pages[same]]
-        return bool((copy.generation[same] == now).any())
+        now = self._ids[copy.band].generation
+        return any(
+            page in both and now[page] == generation
+            for page, generation in zip(copy.pages.tolist(), copy.generation.tolist(), strict=True)
+        )
 
 
 def _joined(first: Named, second: Named) -> Pages:

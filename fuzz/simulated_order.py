@@ -44,21 +44,17 @@ _OTHERS = ((FORWARD, COPY), (SCHEDULE, COPY), (SCHEDULE, FORWARD))
 
 
 class Marks:
-    """Per cell (or table row), the number of the last work of one stream that touched it, and that
-    wrote it. `touched[band]` and `written[band]` have one row per page of the band."""
+    """Per cell (or table row), the number of the last work of one stream that touched it, or that wrote
+    it: `by_band[band]` has one row per page of the band."""
 
-    def __init__(self, touched: list[np.ndarray], written: list[np.ndarray]) -> None:
-        self.touched, self.written = touched, written
+    def __init__(self, by_band: list[np.ndarray]) -> None:
+        self.by_band = by_band
         self.through = 0  # work up to this number is marked
-        self.wrote = 0  # the last of it that wrote anything
 
-    def mark(self, number: int, touched: Touched, written: Touched) -> None:
-        """Work `number` touches and writes these."""
+    def mark(self, number: int, touched: Touched) -> None:
+        """Work `number` touches (or writes) these."""
         for band, pages in touched:
-            self.touched[band][pages] = number
-        for band, pages in written:
-            self.written[band][pages] = number
-            self.wrote = number
+            self.by_band[band][pages] = number
         self.through = number
 
 
@@ -75,7 +71,8 @@ class Order:
         self.band_names = [str(band) for band in range(len(memory.mirrors))]  # for reports
         # By kind (bytes, rows) and stream: work that some other stream may not be ordered behind.
         self._open: list[list[deque[Work]]] = [[deque() for _ in STREAMS] for _ in range(2)]
-        self._marks: list[list[Marks | None]] = [[None for _ in STREAMS] for _ in range(2)]
+        # By kind, stream, and whether only what was written is marked; made when first asked for.
+        self._marks: dict[tuple[int, int, bool], Marks] = {}
         # Works of forwards that are over, by the number of the work before each: the last of the same.
         self._over: dict[int, int] = {}
         # A race is told once: stream s is taken to be behind this work of stream t.
@@ -159,53 +156,44 @@ class Order:
     def _compare(
         self, kind: int, work: Work, other: int, behind: int, reads: Touched, writes: Touched
     ) -> None:
-        marks = self._marked(kind, other)
+        found = [earlier for earlier in self._open[kind][other] if earlier.number > behind]
+        hidden = False
         if self._over and other == FORWARD and work.stream == SCHEDULE:
-            marks = self._not_over(kind)
-        for marked, newest, accessed, writing in (
-            (marks.touched, marks.through, writes, True),
-            (marks.written, marks.wrote, reads, False),
-        ):
-            if newest <= behind:
+            # A clock cannot leave out what is over, but lies between what is not.
+            left = [earlier for earlier in found if earlier.number - 1 not in self._over]
+            found, hidden = left, len(left) < len(found)
+        for accessed, writing in ((writes, True), (reads, False)):
+            if not accessed:
                 continue
+            if not any(_marked_of(kind, earlier, not writing) for earlier in found):
+                continue
+            if hidden:
+                marks = self._no_marks(kind)
+                for earlier in found:
+                    marks.mark(earlier.number, _marked_of(kind, earlier, not writing))
+            else:
+                marks = self._marked(kind, other, not writing)
             for band, pages in accessed:
-                numbers = marked[band].take(pages, 0)
+                numbers = marks.by_band[band].take(pages, 0)
                 if np.count_nonzero(numbers > behind):
                     behind = self._race(kind, work, other, behind, band, pages, numbers, writing)
                     self._told[work.stream][other] = behind
 
-    def _marked(self, kind: int, stream: int) -> Marks:
+    def _marked(self, kind: int, stream: int, only_writes: bool) -> Marks:
         """The marks of a stream, all its open work included."""
-        marks = self._marks[kind][stream]
+        marks = self._marks.get((kind, stream, only_writes))
         if marks is None:
-            marks = self._marks[kind][stream] = self._no_marks(kind)
+            marks = self._marks[kind, stream, only_writes] = self._no_marks(kind)
         for work in self._open[kind][stream]:
             if work.number > marks.through:
-                self._mark(kind, marks, work)
+                marks.mark(work.number, _marked_of(kind, work, only_writes))
         return marks
-
-    def _not_over(self, kind: int) -> Marks:
-        """The marks of the open forwards that are not over, although later ones are: a clock cannot
-        leave out what lies between."""
-        marks = self._no_marks(kind)
-        for work in self._open[kind][FORWARD]:
-            if work.number - 1 not in self._over:
-                self._mark(kind, marks, work)
-        return marks
-
-    def _mark(self, kind: int, marks: Marks, work: Work) -> None:
-        if kind == 0:
-            marks.mark(work.number, work.touches(), work.writes)
-        else:
-            marks.mark(work.number, work.row_reads or work.row_writes, work.row_writes)
 
     def _no_marks(self, kind: int) -> Marks:
         memory = self.memory
         if kind == 0:
-            touched, written = np.zeros((2, memory.cells.size), np.int32)
-            return Marks(memory.by_page(touched), memory.by_page(written))
-        rows = [np.zeros(mirror.size, np.int32) for mirror in memory.mirrors]
-        return Marks(rows, [np.zeros(mirror.size, np.int32) for mirror in memory.mirrors])
+            return Marks(memory.by_page(np.zeros(memory.cells.size, np.int32)))
+        return Marks([np.zeros(mirror.size, np.int32) for mirror in memory.mirrors])
 
     # --- what is told -----------------------------------------------------------------------------
 
@@ -228,8 +216,9 @@ class Order:
         earlier = next(work for work in self._open[kind][other] if work.number == number)
         was_written = kind == 1 and bool(earlier.row_writes)
         if kind == 0:
-            cell_written = self._marks[0][other].written[band][pages[at]]  # type: ignore[union-attr]
-            was_written = bool((cell_written == number).any())
+            written = self._no_marks(kind)
+            written.mark(number, earlier.writes)
+            was_written = bool(written.by_band[band][pages[at]].any())
         name = self.band_names[band]
         thing = f"the table row of {name} page {int(pages[at])}"
         if kind == 0:
@@ -244,3 +233,10 @@ class Order:
             )
         )
         return number
+
+
+def _marked_of(kind: int, work: Work, only_writes: bool) -> Touched:
+    """What `work` touches, or writes, of bytes (kind 0) or table rows."""
+    if kind == 0:
+        return work.writes if only_writes else work.touches()
+    return work.row_writes if only_writes else work.row_reads or work.row_writes

@@ -274,14 +274,15 @@ class PageAccesses(Work):
             pages, count = memory.pages[access.band], access.read_count
             width = pages.shape[1]
             if count:
-                got = pages[rows[:count]]
-                if not _equal(got, access.expected.repeat(width)):
+                got = pages.take(rows[:count], 0)
+                expected = access.expected
+                if not _equal(got, expected if width == 1 else expected.repeat(width)):
                     self._wrong(access, rows, got, tell)
             if access.written.size:
                 into, written = rows[count:], access.written
                 if rows is not access.physical:  # told already; like padding, it may go nowhere
                     into, written = into[into >= 0], written[into >= 0]
-                pages[into] = written.repeat(width).reshape(-1, width)
+                pages[into] = written[:, None]
 
     def _wrong(
         self, access: BandAccess, rows: Pages, got: Pages, tell: Callable[[Violation], None]
@@ -355,6 +356,24 @@ class Copy(Work):
         return f"the copy of lease {self.lease} (step {self.step}, copy stream work {self.number})"
 
 
+def grouped(fills: list[tuple[int, Pages, int]]) -> list[tuple[int, Pages, int]]:
+    """Fills of one value by band: their order does not matter then."""
+    if len(fills) == 1:
+        return fills
+    by_band: dict[int, list[Pages]] = {}
+    value = fills[0][2]
+    for band, pages, other in fills:
+        if other != value:
+            return fills
+        if band in by_band:
+            by_band[band].append(pages)
+        else:
+            by_band[band] = [pages]
+    return [
+        (band, parts[0] if len(parts) == 1 else np.concatenate(parts), value)
+        for band, parts in by_band.items()
+    ]
+
 def _equal(first: np.ndarray, second: np.ndarray) -> bool:
     """The same numbers, whatever the shape; far cheaper on short arrays than comparing elements."""
     return first.tobytes() == second.tobytes()
@@ -365,5 +384,3 @@ def _page(stamps: Stamps, access: BandAccess, at: int) -> str:
         f"band {stamps.band_names[access.band]} virtual page {int(access.pages[at])} "
         f"generation {int(access.generation[at])}"
     )
-
-

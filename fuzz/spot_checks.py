@@ -122,7 +122,8 @@ class FewestBytes:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._layouts: Layouts | None = None
-        if sum(band.capacity for band in model.bands) <= TINY_PAGES:
+        self.is_tiny = sum(band.capacity for band in model.bands) <= TINY_PAGES
+        if self.is_tiny:
             sizes = [band.page_bytes for band in model.bands]
             self._layouts = Layouts(sizes, model.sink_bytes, model.total_bytes)
         self._before: tuple[tuple[int, ...], tuple[int, ...], tuple[Hull, ...]] | None = None

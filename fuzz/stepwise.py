@@ -13,7 +13,8 @@ own (ledger rows), images of the same form are kept here and follow the model.
 Left to `full`, since they would cost more than they tell: which places wait for a ticket (the batches,
 their stamps and sizes are compared at each step), which pages forwards in flight write (looked at
 after every fourth launch), what leases say (after a lease began or ended), which rows are yet to be
-published (the number of batches is compared), and public answers (`probes` compares one of them every
+published (the number of batches is compared), cells of a wide table of pages that no request holds
+(`ledger_image`), and public answers (`probes` compares one of them every
 few steps). `tests/fuzz/test_stepwise.py` corrupts every field of the books and says which of the two
 sees it.
 """
@@ -83,6 +84,7 @@ class Stepwise:
         if (
             self._images != self._books
             or not self._ledger.rows_agree()
+            or not self._ledger.wide_tables_agree()
             or tickets.issued != model.issued
             or tickets.ordered_through != model.ordered_through
             or tickets.in_flight.keys() != model.flights.keys()
@@ -118,6 +120,8 @@ class Stepwise:
         found = check_books(arena.books)
         found += compare_everything(self.model, arena)
         found += self._probes.everything(arena)
+        if not found and not self._ledger.unheld_agree():
+            found.append(Violation("ownership", "pages were noted where no request holds any"))
         self._looks += 1
         if not found and self._looks % RESTORED_EVERY == 1:
             found = self._restored(arena)

@@ -98,6 +98,9 @@ class ModelState:
         self.holds: dict[int, Hold] = {}
         self.next_lease = 1
         self.gate_closed = False
+        # Pinned places per band index, and of which leases: the next number, how many are held.
+        self._hulls: dict[int, Span] = {}
+        self._hulls_of = (0, 0)
         self.operation: Operation | None = None
         self.violations: list[Violation] = []
 
@@ -166,12 +169,24 @@ class ModelState:
 
     def fixed(self, band: BandBook) -> Span | None:
         """The hull of places that cannot move now: pinned ones, and live ones under a closed gate."""
-        stuck = [
-            place for hold in self.holds.values() if hold.band is band for place in hold.places
-        ]
-        if self.gate_closed and band.live:
-            stuck += [band.state.find(1), band.state.rfind(1)]
-        return (min(stuck), max(stuck) + 1) if stuck else None
+        pinned = self._pinned(band) if self.holds else None
+        if not (self.gate_closed and band.live):
+            return pinned
+        first, last = band.state.find(1), band.state.rfind(1)
+        return (min(first, pinned[0]), max(last + 1, pinned[1])) if pinned else (first, last + 1)
+
+    def _pinned(self, band: BandBook) -> Span | None:
+        """The hull of pinned places: they stay where they are as long as the same leases are held."""
+        leases = (self.next_lease, len(self.holds))
+        if leases != self._hulls_of:
+            self._hulls_of = leases
+            self._hulls = {}
+            for hold in self.holds.values():
+                first, stop = self._hulls.get(hold.band.index, (hold.places[0], 0))
+                self._hulls[hold.band.index] = (
+                    min(first, *hold.places), max(stop, max(hold.places) + 1)
+                )  # fmt: skip
+        return self._hulls.get(band.index)
 
     def serves(self, demand: Sequence[int], *, all_can_move: bool = False) -> bool:
         """Does some layout hold what is live, plus pages freed under a pin, plus `demand`? Every band is
@@ -184,11 +199,16 @@ class ModelState:
                 left -= (band.live + band.freed_pinned + pages) * band.page_bytes
             if left >= 0:
                 return True  # with a page of each band to spare, no grid can be in the way
+        hulls = [self.fixed(band) for band in bands] if some_stuck else [None] * len(bands)
+        return self._packs(demand, hulls)
+
+    def _packs(self, demand: Sequence[int], hulls: Sequence[Span | None]) -> bool:
+        bands = self.bands
         floor = self.total_bytes
         for index in range(len(bands) - 1, -1, -1):
             band = bands[index]
             pages = band.live + band.freed_pinned + demand[index]
-            fixed = self.fixed(band) if some_stuck else None
+            fixed = hulls[index]
             if not pages and fixed is None:
                 continue
             page_bytes = band.page_bytes
@@ -221,15 +241,16 @@ class ModelState:
         # As many as bytes allow, less what grids and pages that cannot move cost.
         too_many = free // self.bands[index].page_bytes + 1
         step, some = 1, too_many - 1
+        hulls = [self.fixed(band) for band in self.bands]
         while some >= 0:
             demand[index] = some
-            if self.serves(demand):
+            if self._packs(demand, hulls):
                 break
             too_many = some
             some, step = max(some - step, -1 if not some else 0), 2 * step
         while some + 1 < too_many:
             demand[index] = middle = (some + too_many) // 2
-            if self.serves(demand):
+            if self._packs(demand, hulls):
                 some = middle
             else:
                 too_many = middle

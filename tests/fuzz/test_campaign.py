@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from bandscope.allocator import operations as ops
 from bandscope.allocator.handlers import HANDLERS
 from bandscope.fuzz import campaign
 from bandscope.fuzz.campaign import Report, Settings, choose_case, run_campaign, run_case
-from bandscope.fuzz.execution import Execution, execute
+from bandscope.fuzz.execution import Execution, execute, uncollected
 from bandscope.fuzz.faults import FAULTS
 from bandscope.fuzz.finds import file_name, read_corpus, reproduce, write_find
 from bandscope.fuzz.fleet import Processes
@@ -181,3 +182,18 @@ def test_the_campaign_looks_where_it_says(monkeypatch: pytest.MonkeyPatch) -> No
     for operation in (ops.Admit(1), ops.Extend(1, 5), ops.Launch((1,)), ops.Release(9)):
         execution.step(Step(operation, 1))
     assert calls == {"settle": 4, "step": 4, "take": 4}
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_cases_leave_the_collector_as_they_found_it(collecting: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if collecting else gc.disable)()
+        with pytest.raises(KeyError), uncollected():
+            with uncollected():
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() is collecting
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -15,6 +15,7 @@ import pytest
 from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.band import HOLE
+from bandscope.fuzz.ledger_image import WIDE_BYTES
 from bandscope.fuzz.stepwise import Stepwise
 from tests.allocator.arenas import LAYOUTS
 from tests.fuzz.modelling import EAGER, PATIENT, Watched, layout_of, no_op, random_run
@@ -355,6 +356,32 @@ def test_what_a_step_leaves_to_the_full_check_is_seen_there(field: str) -> None:
         assert not in_step, f"{field} is seen by a step: it belongs to the other list"
         assert in_full or not there, f"{field} of arena {seed} was corrupted, and nothing seen"
     assert tried[True] >= 4, "hardly anything to corrupt"
+
+
+def wide_arena() -> Watched:
+    """Two requests, of which one makes the tables of pages wide."""
+    watched = Watched(layout_of("P3", 1, units=20_000))
+    watched.run([ops.Admit(0, 310), ops.Extend(0, 700), ops.Admit(1, 5), ops.Extend(1, 5)])
+    watched.run([ops.Release(0), ops.Admit(0, 300), ops.Extend(0, 650)])
+    ledger = watched.arena.books.ledger
+    assert min(ledger.pages.nbytes, ledger.state.nbytes) > WIDE_BYTES
+    return watched
+
+
+@pytest.mark.parametrize(
+    "table, request_number, held",
+    [("pages", 0, 650), ("pages", 1, 5), ("state", 0, 300), ("state", 1, 5)],
+)
+def test_a_wide_table_of_pages_is_compared_as_far_as_requests_hold_any(
+    table: str, request_number: int, held: int
+) -> None:
+    for column in (0, held // 2, held - 1, held):
+        watched = wide_arena()
+        ledger = watched.arena.books.ledger
+        getattr(ledger, table)[ledger.row(request_number), column] += 1
+        _, in_step = watched.apply(no_op(watched.model))
+        assert bool(in_step) == (column < held)
+        assert watched.checker.full(watched.arena), "the full check looks at all of the table"
 
 
 @pytest.mark.parametrize(
