@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bandscope.allocator.arena import ArenaConfig
 from bandscope.fuzz.exhaustive.alphabet import Alphabet
@@ -113,7 +113,7 @@ ARENAS: dict[str, SmallArena] = {
     "two-wide": SmallArena(
         small(*TWO, units=10),
         Alphabet(requests=3, tokens=(1, 3), launches=2, leases=1),
-        states_max=500_000,
+        depth=8,
         nightly=True,
         drain_every=64,
         repeat_every=16,
@@ -121,7 +121,7 @@ ARENAS: dict[str, SmallArena] = {
     "three-wide": SmallArena(
         small(*THREE, units=14),
         Alphabet(requests=3, tokens=(1, 2), launches=2, leases=1),
-        states_max=260_000,
+        depth=8,
         nightly=True,
         drain_every=64,
         repeat_every=16,
@@ -129,7 +129,7 @@ ARENAS: dict[str, SmallArena] = {
     "odd-wide": SmallArena(
         small(*ODD, units=23),
         Alphabet(tokens=(1, 2), launches=1, leases=1, gate=True),
-        states_max=100_000,
+        depth=27,
         nightly=True,
         drain_every=64,
         repeat_every=16,
@@ -137,7 +137,7 @@ ARENAS: dict[str, SmallArena] = {
     "four-wide": SmallArena(
         small(*FOUR, units=16),
         Alphabet(requests=3, tokens=(1, 2), launches=2, leases=1),
-        states_max=260_000,
+        depth=8,
         nightly=True,
         drain_every=64,
         repeat_every=16,
@@ -145,11 +145,16 @@ ARENAS: dict[str, SmallArena] = {
     "coarse-wide": SmallArena(
         small(*THREE, units=10, barrier="coarse"),
         Alphabet(tokens=(1, 2), launches=2),
-        states_max=50_000,
         nightly=True,
         drain_every=64,
         repeat_every=16,
     ),
+}
+
+# The same few operations as in a test run, in much longer sequences.
+ARENAS |= {
+    f"{name}-long": replace(ARENAS[name], depth=depth, nightly=True)
+    for name, depth in (("deep", 30), ("tickets", 40))
 }
 
 

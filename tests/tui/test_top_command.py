@@ -30,6 +30,16 @@ def run(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
+def test_the_facts_of_once_are_wrapped_not_cut() -> None:
+    """Whatever there is to tell, every fact is there, in lines of at most the width."""
+    from bandscope.tui.top.once import WIDTH, _wrapped
+
+    facts = [f"fact {index} of many words" for index in range(20)]
+    lines = _wrapped(facts)
+    assert len(lines) > 1 and max(map(len, lines)) <= WIDTH
+    assert " · ".join(lines) == " · ".join(facts)
+
+
 def test_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = record(tmp_path / "run", P3, operations=100).path
     assert run(str(path), "--once") == 0

@@ -24,7 +24,7 @@ def once_text(snapshot: Snapshot, plain: bool) -> str:
     lines: list[Line] = [
         [(f"{snapshot.path}: {snapshot.model}", "")],
         [(f"{place_of_position(snapshot)} · {status_of(snapshot)}", "")],
-        [(" · ".join(facts_of(snapshot)), "")],
+        *([(text, "")] for text in _wrapped(facts_of(snapshot))),
         *([(text, "")] for text in (compared_words(snapshot),) if text),
         *([(f"! {warning}", "")] for warning in warnings_of(snapshot)),
         [],
@@ -45,3 +45,15 @@ def once_text(snapshot: Snapshot, plain: bool) -> str:
         lines.append([(f"{sequence:>11} {row.kind:<13} ", ""), (clean(row.text), "")])
     fitted = (fit(line, WIDTH, glyphs) for line in lines)
     return "\n".join("".join(text for text, _ in line).rstrip() for line in fitted)
+
+
+def _wrapped(facts: list[str]) -> list[str]:
+    """Facts between dots, over as many lines as they need: a log has room, and nothing may be cut off."""
+    lines = [facts[0]]
+    for fact in facts[1:]:
+        longer = f"{lines[-1]} · {fact}"
+        if len(longer) <= WIDTH:
+            lines[-1] = longer
+        else:
+            lines.append(fact)
+    return lines
