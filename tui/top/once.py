@@ -48,7 +48,7 @@ def once_text(snapshot: Snapshot, plain: bool) -> str:
 
 
 def _wrapped(facts: list[str]) -> list[str]:
-    """Facts between dots, over as many lines as they need: a log has room, and nothing may be cut off."""
+    """Facts between dots, over as many lines as they need: nothing is cut off."""
     lines = [facts[0]]
     for fact in facts[1:]:
         longer = f"{lines[-1]} · {fact}"
