@@ -213,6 +213,7 @@ class WithBytes(BooksOnly, NullObserver):
 
     def drain(self) -> None:
         self.arena_device.synchronize()
+        self._launched.clear()  # now the count may be looked at, whatever was in flight
 
     def take_violations(self) -> list[Violation]:
         # A look at the count waits for a GPU; there it is taken only when everything is over.

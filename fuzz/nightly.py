@@ -166,10 +166,13 @@ def _corpus(part: Part, corpus: Path) -> None:
 
 
 def _faults(part: Part, seconds: float, workers: int) -> None:
-    each = min(60.0, max(1.0, seconds * workers / len(FAULTS)))
-    rows = list(measure_all(workers=workers, budget_seconds=each))
+    """As many as there is time for, unshrunk: what is asked is whether the campaign sees them."""
+    each = min(60.0, max(1.0, seconds))
+    rows = list(
+        measure_all(workers=workers, seconds=seconds, budget_seconds=each, shrink=False)
+    )
     part.operations = sum(row.operations for row in rows)
-    part.told = {**totals(rows), "seconds_each": each}
+    part.told = {**totals(rows), "planted": len(FAULTS)}
     missed: Sequence[str] = part.told["missed"]
     part.finds = [f"the planted fault {name} was not found within {each:.0f} s" for name in missed]
     part.verdict = BROKEN if missed else OK

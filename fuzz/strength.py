@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -44,12 +45,18 @@ class Strength:
 
 
 def measure(
-    name: str, *, seed: int = 0, budget_seconds: float = BUDGET_SECONDS, profile: str = "mixed"
+    name: str,
+    *,
+    seed: int = 0,
+    budget_seconds: float = BUDGET_SECONDS,
+    profile: str = "mixed",
+    shrink: bool = True,
 ) -> Strength:
     """Plant one fault and let the campaign look for it."""
     settings = Settings(
-        seed=seed, profile=profile, seconds=budget_seconds, finds_max=1, full_every=64
-    )
+        seed=seed, profile=profile, seconds=budget_seconds, finds_max=1, full_every=64,
+        shrink=shrink,
+    )  # fmt: skip
     with FAULTS[name].plant():
         report = run_campaign(settings)
     if not report.found:
@@ -67,8 +74,13 @@ def measure_all(
     workers: int = 1,
     seed: int = 0,
     budget_seconds: float = BUDGET_SECONDS,
+    shrink: bool = True,
+    seconds: float | None = None,
 ) -> Iterator[Strength]:
-    """Every fault (or those named), each in a process of its own core; in the order of the list."""
+    """Every fault (or those named), each in a process of its own core; in the order of the list. After
+    `seconds`, no more are begun."""
+    end = None if seconds is None else time.monotonic() + seconds
+    options = {"seed": seed, "budget_seconds": budget_seconds, "shrink": shrink}
     chosen = list(FAULTS if names is None else names)
     unknown = [name for name in chosen if name not in FAULTS]
     if unknown:
@@ -77,14 +89,16 @@ def measure_all(
         )
     if workers == 1:
         for name in chosen:
-            yield measure(name, seed=seed, budget_seconds=budget_seconds)
+            if end is not None and time.monotonic() > end:
+                return
+            yield measure(name, **options)  # type: ignore[arg-type]
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        jobs = [
-            pool.submit(measure, name, seed=seed, budget_seconds=budget_seconds) for name in chosen
-        ]
+        jobs = [pool.submit(measure, name, **options) for name in chosen]  # type: ignore[arg-type]
         for job in jobs:
+            if end is not None and time.monotonic() > end and job.cancel():
+                continue
             yield job.result()
 
 

@@ -24,7 +24,12 @@ from bandscope.inspect import format as form
 from bandscope.inspect import keyframe
 from bandscope.inspect.format import Kind
 from bandscope.inspect.reader import Trace
-from bandscope.inspect.replay_difference import Difference, compare_rows, compare_states
+from bandscope.inspect.replay_difference import (
+    Difference,
+    compare_rows,
+    compare_states,
+    exception_instead,
+)
 from bandscope.inspect.replay_rows import RowObserver
 from bandscope.inspect.replay_steps import RecordedStep, Texts, read_steps
 from bandscope.inspect.state import ArenaState
@@ -141,10 +146,8 @@ def _try(
     except BandscopeError:
         raise
     except Exception as error:  # whatever comes out of an arena that differs is the difference
-        return Difference(
-            step.sequence, repr(operation), "outcome", "no exception",
-            f"{type(error).__name__}: {error}", step.stop,
-        )  # fmt: skip
+        rows, payloads = observer.rows, observer.payloads
+        return exception_instead(trace, step, rows, payloads, observer.texts, error)
     if observer.rows != step.rows or observer.payloads != step.payloads:
         difference = compare_rows(trace, step, observer.rows, observer.payloads, observer.texts)
         if difference is not None:
@@ -266,8 +269,8 @@ def check_sound(trace: Trace, start: int, stop: int) -> None:
         if not segment.good.all() or segment.first_sequence > at:
             raise TraceError(
                 f"trace {trace.path} is damaged, so it cannot be replayed as a whole; `bandscope "
-                "inspect summary` names the damaged parts, and `bandscope inspect export --form slice` "
-                "cuts a sound part out of it"
+                "inspect summary` names the damaged parts, and `bandscope inspect export TRACE slice "
+                "OUT` cuts a sound part out of it"
             )
         at = segment.stop_sequence
 

@@ -17,7 +17,7 @@ from bandscope.allocator.errors import TraceError
 from bandscope.inspect.format import HEADER_NAME
 from bandscope.inspect.header import open_header, write_header
 from bandscope.inspect.reader import Trace
-from bandscope.inspect.recorder import Recorder
+from bandscope.inspect.recorder import KEYFRAME_EVERY, Recorder
 from bandscope.inspect.replay import check_sound, first_keyframe, operations_of, restored_arena
 from bandscope.inspect.sealing import SEALED_SUFFIX
 from bandscope.inspect.seals import seal_trace
@@ -75,7 +75,7 @@ def accept(trace: Trace, reason: str) -> Path:
     arena = restored_arena(trace, snapshot)
     draft = path.with_name(f".golden-{os.getpid()}-{path.name.removesuffix('.trace')}.trace")
     shutil.rmtree(draft, ignore_errors=True)
-    keyframe_every = trace.header["recorder"]["keyframe_every"]
+    keyframe_every = trace.header.get("recorder", {}).get("keyframe_every", KEYFRAME_EVERY)
     try:
         with Recorder(draft, arena, keyframe_every=keyframe_every) as recorder:
             for step in operations_of(trace, start + 1, trace.stop):

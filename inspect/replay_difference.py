@@ -51,26 +51,51 @@ class Difference:
 def compare_rows(
     trace: Trace, step: RecordedStep, rows: list[Row], payloads: list[bytes], texts: Texts
 ) -> Difference | None:
-    """The first of the rows that says something else than what was recorded; None when all that
-    differs is how it is spelt. Both end with an outcome."""
+    """The first of the rows that says something else than what was recorded, None when all that
+    differs is how it is spelt."""
     told = bodies(trace, step.rows, step.payloads, texts)
     came = bodies(trace, rows, payloads, texts)
-    for number, (mine, theirs) in enumerate(zip(told, came, strict=False)):
-        if same(mine, theirs):
-            continue
-        both = isinstance(mine, Outcome) and isinstance(theirs, Outcome)
-        band, physical = _page(mine, theirs)
-        return Difference(
-            step.sequences[number],
-            repr(step.operation),
-            "outcome" if both else "effect",
-            _spell(mine),
-            _spell(theirs),
-            step.stop,
-            band,
-            physical,
-        )
+    for number in range(max(len(told), len(came))):
+        mine, theirs = (some[number] if number < len(some) else _NOTHING for some in (told, came))
+        if not same(mine, theirs):
+            return _difference(step, number, mine, theirs)
     return None
+
+
+def exception_instead(
+    trace: Trace,
+    step: RecordedStep,
+    rows: list[Row],
+    payloads: list[bytes],
+    texts: Texts,
+    error: Exception,
+) -> Difference:
+    """An operation that ended in an exception: what differs before it came, or the exception itself."""
+    told = bodies(trace, step.rows, step.payloads, texts)
+    came = bodies(trace, rows, payloads, texts)
+    for number, theirs in enumerate(came[: len(told)]):
+        if not same(told[number], theirs):
+            return _difference(step, number, told[number], theirs)
+    number = min(len(came), len(told) - 1)
+    return _difference(step, number, told[number], f"{type(error).__name__}: {error}")
+
+
+def _difference(step: RecordedStep, number: int, told: Any, came: Any) -> Difference:
+    both = isinstance(told, Outcome) and isinstance(came, Outcome)
+    band, physical = _page(told, came)
+    return Difference(
+        step.sequences[number] if number < len(step.sequences) else step.stop - 1,
+        repr(step.operation),
+        "outcome" if both else "effect",
+        _spell(told, not both),
+        _spell(came, not both),
+        step.stop,
+        band,
+        physical,
+    )
+
+
+_NOTHING = "nothing more"
 
 
 def same(told: Any, came: Any) -> bool:
@@ -78,8 +103,8 @@ def same(told: Any, came: Any) -> bool:
     those of its operation and not in a record."""
     if type(told) is not type(came):
         return False
-    if told is None:
-        return True
+    if told is None or isinstance(told, str):
+        return bool(told == came)
     for item in fields(told):
         mine, theirs = getattr(told, item.name), getattr(came, item.name)
         if isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray):
@@ -90,11 +115,12 @@ def same(told: Any, came: Any) -> bool:
     return True
 
 
-def _spell(body: Any) -> str:
+def _spell(body: Any, with_kind: bool) -> str:
     if body is None:
         return "a record that does not decode"
-    kind = "" if isinstance(body, Outcome) else f"{type(body).__name__} "
-    return f"{kind}{spell_event(body)}"
+    if isinstance(body, str):
+        return body
+    return f"{type(body).__name__} {spell_event(body)}" if with_kind else spell_event(body)
 
 
 def _page(told: Any, came: Any) -> tuple[str | None, int | None]:

@@ -56,18 +56,24 @@ class RecordedStep:
     operation: Operation
     rows: list[Row]
     payloads: list[bytes]
-    sequences: range | list[int]
+    sequences: list[int]
     keyframes: list[int]
 
     @property
     def stop(self) -> int:
         """One past the sequence of its outcome."""
-        return self.sequences[-1] + 1
+        return (self.sequences[-1] if self.sequences else self.sequence) + 1
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its last row is an outcome."""
+        return bool(self.rows) and self.rows[-1][0] == _OUTCOME
 
 
 def read_steps(trace: Trace, texts: Texts, start: int, stop: int) -> Iterator[RecordedStep]:
-    """The steps whose events lie in `[start, stop)`; one without an outcome is left out. Between two
-    segments there may be a keyframe; it counts for the last step before it."""
+    """The steps whose events lie in `[start, stop)`; a last one without an outcome is left out: the
+    process was killed in it, or `stop` lies in it. Between two segments there may be a keyframe; it
+    counts for the last step before it."""
     waiting: RecordedStep | None = None
     for segment in trace.segments(start, stop):
         first = max(0, start - segment.first_sequence)
@@ -80,7 +86,7 @@ def read_steps(trace: Trace, texts: Texts, start: int, stop: int) -> Iterator[Re
             if waiting is not None:
                 yield waiting
             waiting = step
-    if waiting is not None:
+    if waiting is not None and waiting.has_ended:
         yield waiting
 
 
@@ -114,8 +120,6 @@ def _steps_of(
         zip((asked + offset).tolist(), operations, strict=True)
     ):
         low, high = row_edges[number], row_edges[number + 1]
-        if low == high or rows[high - 1][0] != _OUTCOME:
-            continue  # the last of a killed process: what became of it is not known
         found: list[int] = []
         if frame_low[number] < frame_high[number]:
             found = (frames[frame_low[number] : frame_high[number]] + offset).tolist()
@@ -181,10 +185,8 @@ class RowsAsSegment:
 
     def __init__(self, rows: list[Row], payloads: list[bytes], texts: Texts) -> None:
         self.records = np.zeros(len(rows), form.RECORD_DTYPE)
-        for name, column in zip(
-            ("kind", "flags", "band", "length", "a", "b", "c"), zip(*rows, strict=True), strict=True
-        ):
-            self.records[name] = column
+        for number, name in enumerate(("kind", "flags", "band", "length", "a", "b", "c")):
+            self.records[name] = [row[number] for row in rows]
         self.texts = texts
         given = iter(payloads)
         self._payloads = [next(given) if row[3] else b"" for row in rows]
