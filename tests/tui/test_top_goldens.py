@@ -1,7 +1,7 @@
 """Pictures of the live screen, character by character and style by style.
 
-A golden file in `goldens/` holds a picture as text and its styles. When the screen is meant to look
-otherwise, look at the new pictures and write them:
+A golden file in `goldens/` holds a picture as text and its styles, or as an SVG to look at. When the
+screen is meant to look otherwise, look at the new pictures and write them:
 
     UPDATE_GOLDENS=1 python -m pytest tests/tui/test_top_goldens.py
     git diff tests/tui/goldens
@@ -9,11 +9,14 @@ otherwise, look at the new pictures and write them:
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from bandscope.tui.top.app import TopApp
 from bandscope.tui.top.paint_lists import TABS
@@ -30,9 +33,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return steady_run(tmp_path_factory.mktemp("golden"))
 
 
-def compare(name: str, picture: str) -> None:
+def compare(name: str, picture: str, suffix: str = "txt") -> None:
     """The picture is the golden one; with UPDATE_GOLDENS it becomes that."""
-    path = GOLDENS / f"{name}.txt"
+    path = GOLDENS / f"{name}.{suffix}"
     if os.environ.get("UPDATE_GOLDENS"):
         path.write_text(picture, encoding="utf-8")
         return
@@ -43,6 +46,18 @@ def compare(name: str, picture: str) -> None:
     ):
         assert new == old, f"{path.name}, line {number}: the screen looks otherwise"
     assert picture == wanted
+
+
+def drawn(cells: list[list[tuple[str, Any]]]) -> str:
+    """The cells as an SVG screenshot."""
+    width = sum(len(text) for text, _ in cells[0])
+    console = Console(
+        record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor",
+        legacy_windows=False, _environ={},
+    )  # fmt: skip
+    for line in cells:
+        console.print(Text.assemble(*line), overflow="crop", no_wrap=True, crop=True)
+    return console.export_svg(title="bandscope top", unique_id="top")
 
 
 async def nothing(app: TopApp, pilot: Any) -> None:
@@ -71,7 +86,9 @@ def test_the_screen(
     theme = "light" if look == "light" else "dark"
     cells = cells_of(resting_source(run), nothing, size, theme=theme)
     assert len(cells) == size[1]
-    compare(f"screen-{size[0]}x{size[1]}-{look}", spelled(cells))
+    name = f"screen-{size[0]}x{size[1]}-{look}"
+    compare(name, spelled(cells))
+    compare(name, drawn(cells), "svg")
 
 
 SCRIPTS = {
