@@ -306,7 +306,7 @@ def _table(*columns: str, text_columns: int = 1) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index < text_columns else "right", no_wrap=True)
+        table.add_column(name, justify="left" if index < text_columns else "right", overflow="fold")
     return table
