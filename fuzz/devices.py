@@ -24,8 +24,6 @@ from bandscope.fuzz.simulated import SimulatedDevice
 if TYPE_CHECKING:
     import torch
 
-    from bandscope.allocator.arena import Arena
-
 Named = Pages | Sequence[int]
 
 # Virtual pages that a forward reads and those that it writes, by band index.
@@ -118,7 +116,6 @@ class WithBytes(BooksOnly, NullObserver):
         plan, config = arena.plan, arena.books.config
         buffer = self.arena_device.buffer
         assert buffer is not None
-        plan, config = arena.plan, arena.books.config
         self._names = {band.name: index for index, band in enumerate(plan.bands)}
         self._page_bytes = [band.page_bytes for band in plan.bands]
         self._fills = [

@@ -24,7 +24,7 @@ from bandscope.fuzz.program import Layout, Names, Program, Step
 from bandscope.fuzz.spot_checks import FewestBytes, restored, smallest
 from bandscope.fuzz.stepwise import Stepwise
 
-# Tests prove that the stepwise check sees what the full one sees, which still looks now and then.
+# What only the full check sees is listed, and tested, in tests/fuzz/test_stepwise.py.
 FULL_EVERY = 1024
 
 

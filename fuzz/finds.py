@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import bandscope
 from bandscope.fuzz.campaign import Found
 from bandscope.fuzz.execution import Find, execute
 from bandscope.fuzz.program import Program, read_program, write_program
+from bandscope.inspect.header import revision
 
 SUFFIX = ".program.json"
 
@@ -51,26 +51,10 @@ def versions() -> dict[str, str]:
     """Of Bandscope, its revision where it is a checkout, NumPy and Python."""
     return {
         "bandscope": bandscope.__version__,
-        "revision": revision(),
+        "revision": revision() or "",
         "numpy": numpy.__version__,
         "python": platform.python_version(),
     }
-
-
-def revision() -> str:
-    """The git revision of the checkout that the code runs from, empty when there is none."""
-    try:
-        asked = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).resolve().parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
 def read_corpus(folder: Path) -> list[Program]:

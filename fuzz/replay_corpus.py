@@ -18,11 +18,12 @@ from typing import Any
 
 from bandscope.allocator.errors import BandscopeError, ConfigError, TraceError
 from bandscope.fuzz.execution import execute
-from bandscope.fuzz.finds import SUFFIX, revision
+from bandscope.fuzz.finds import SUFFIX
 from bandscope.fuzz.generate.from_trace import program_of_trace
 from bandscope.fuzz.program import Program, read_program, write_program
 from bandscope.fuzz.replay_engine import open_engine
 from bandscope.inspect.format import HEADER_NAME
+from bandscope.inspect.header import revision
 from bandscope.inspect.reader import open_trace
 from bandscope.inspect.replay import ReplayReport, replay
 from bandscope.inspect.replay_accept import accept, describe, golden_of
@@ -193,7 +194,7 @@ def keep_program(path: Path, program: Program, origin: str, reason: str) -> None
         )
     digest = execute(program, full_every=1).digest.partition("-")[0]
     write_program(
-        path, program, origin=origin, reason=reason, revision=revision(), digest=digest
+        path, program, origin=origin, reason=reason, revision=revision() or "", digest=digest
     )
 
 

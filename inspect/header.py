@@ -70,7 +70,7 @@ def make_header(
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "gpu": _gpu(arena),
-        "revision": _revision(),
+        "revision": revision(),
     }
 
 
@@ -127,7 +127,7 @@ def _gpu(arena: Arena) -> dict[str, Any] | None:
     }
 
 
-def _revision() -> str | None:
+def revision() -> str | None:
     """The git revision of the code that allocates, where it runs from a checkout."""
     try:
         found = subprocess.run(

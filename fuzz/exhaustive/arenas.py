@@ -41,6 +41,11 @@ def small(
     return Layout(sizes, page_size, sink + units * UNIT, config)
 
 
+def wide(layout: Layout, alphabet: Alphabet, depth: int | None = None) -> SmallArena:
+    """A search of a night: so many states that fewer of them are drained and repeated."""
+    return SmallArena(layout, alphabet, depth, nightly=True, drain_every=64, repeat_every=16)
+
+
 TWO = (("mamba", 2), ("full", 1))
 PAGED = (("window_2", 1), ("full", 2))
 THREE = (("mamba", 2), ("window_2", 1), ("full", 2))
@@ -110,44 +115,29 @@ ARENAS: dict[str, SmallArena] = {
         Alphabet(launches=1, leases=1, gate=True),
         nightly=True,
     ),
-    "two-wide": SmallArena(
+    "two-wide": wide(
         small(*TWO, units=10),
         Alphabet(requests=3, tokens=(1, 3), launches=2, leases=1),
         depth=8,
-        nightly=True,
-        drain_every=64,
-        repeat_every=16,
     ),
-    "three-wide": SmallArena(
+    "three-wide": wide(
         small(*THREE, units=14),
         Alphabet(requests=3, tokens=(1, 2), launches=2, leases=1),
         depth=8,
-        nightly=True,
-        drain_every=64,
-        repeat_every=16,
     ),
-    "odd-wide": SmallArena(
+    "odd-wide": wide(
         small(*ODD, units=23),
         Alphabet(tokens=(1, 2), launches=1, leases=1, gate=True),
         depth=27,
-        nightly=True,
-        drain_every=64,
-        repeat_every=16,
     ),
-    "four-wide": SmallArena(
+    "four-wide": wide(
         small(*FOUR, units=16),
         Alphabet(requests=3, tokens=(1, 2), launches=2, leases=1),
         depth=8,
-        nightly=True,
-        drain_every=64,
-        repeat_every=16,
     ),
-    "coarse-wide": SmallArena(
+    "coarse-wide": wide(
         small(*THREE, units=10, barrier="coarse"),
         Alphabet(tokens=(1, 2), launches=2),
-        nightly=True,
-        drain_every=64,
-        repeat_every=16,
     ),
 }
 

@@ -25,7 +25,7 @@ def parse_time(text: str) -> float:
 def parse_seed(text: str) -> int:
     """A whole number, or `commit`: the revision that is checked out, so that every commit is fuzzed
     with another seed and the same one again."""
-    from bandscope.fuzz.finds import revision
+    from bandscope.inspect.header import revision
 
     if text == "commit":
         commit = revision()
