@@ -15,7 +15,7 @@ import numpy as np
 
 from bandscope.allocator import checks, sizing
 from bandscope.allocator import operations as ops
-from bandscope.allocator.books import ArenaConfig, Books
+from bandscope.allocator.books import Books
 from bandscope.allocator.chain import Held
 from bandscope.allocator.device import open_device
 from bandscope.allocator.device.protocol import Device
@@ -26,6 +26,7 @@ from bandscope.allocator.handlers import HANDLERS
 from bandscope.allocator.leases import LeaseFacts
 from bandscope.allocator.operations import Operation, Outcome
 from bandscope.allocator.plan import StoragePlan
+from bandscope.allocator.policies import ArenaConfig
 from bandscope.allocator.tables import Pages
 
 if TYPE_CHECKING:
@@ -89,9 +90,16 @@ class Arena:
 
     # --- what an engine calls -----------------------------------------------------------------------
 
-    def admit(self, request: int, *, state_slots: int = 1) -> Outcome:
-        """A request enters (see `operations.Admit`)."""
-        return self._ask(ops.Admit(request, state_slots))
+    def admit(
+        self,
+        request: int,
+        *,
+        state_slots: int = 1,
+        key: Sequence[int] = (),
+        limit_tokens: int | None = None,
+    ) -> Outcome:
+        """A request enters, with what the prefix cache has of it (see `operations.Admit`)."""
+        return self._ask(ops.Admit(request, state_slots, tuple(key), limit_tokens))
 
     def extend(self, request: int, tokens: int) -> Outcome:
         """Room for `tokens` more tokens of a request: a prefill chunk."""
@@ -105,9 +113,28 @@ class Arena:
         """Free window pages that no future token attends to."""
         return self._ask(ops.TrimWindow(tuple(requests)))
 
-    def release(self, request: int, why: str = "finished") -> Outcome:
-        """A request leaves and frees everything it holds."""
-        return self._ask(ops.Release(request, why))
+    def release(
+        self,
+        request: int,
+        why: str = "finished",
+        *,
+        publish: bool = False,
+        key: Sequence[int] = (),
+    ) -> Outcome:
+        """A request leaves and frees everything it holds (see `operations.Release`)."""
+        return self._ask(ops.Release(request, why, publish, tuple(key)))
+
+    def publish(self, request: int, key: Sequence[int] = ()) -> Outcome:
+        """Give computed pages to the prefix cache (see `operations.Publish`)."""
+        return self._ask(ops.Publish(request, tuple(key)))
+
+    def checkpoint(self, request: int, key: Sequence[int] = ()) -> Outcome:
+        """Publish with the request's state (see `operations.Checkpoint`)."""
+        return self._ask(ops.Checkpoint(request, tuple(key)))
+
+    def evict(self, pages: Sequence[int]) -> Outcome:
+        """Let the prefix cache give up pages per band (see `operations.Evict`)."""
+        return self._ask(ops.Evict(tuple(pages)))
 
     def launch(self, requests: Sequence[int]) -> int:
         """Publish the tables and take the ticket of a forward over these requests."""
@@ -268,6 +295,7 @@ class Arena:
             "tickets": books.tickets.snapshot(),
             "pins": books.pins.snapshot(),
             "gate_closed": books.gate_closed,
+            **({} if books.cache is None else {"cache": books.cache.snapshot()}),
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -280,6 +308,8 @@ class Arena:
         books.ids.restore(snapshot["ids"])
         books.state_ids.restore(snapshot["state_ids"])
         books.ledger.restore(snapshot["ledger"])
+        if books.cache is not None:
+            books.cache.restore(snapshot["cache"])
         books.tickets.restore(snapshot["tickets"])
         books.pins.restore(snapshot["pins"])
         books.gate_closed = snapshot["gate_closed"]

@@ -8,63 +8,23 @@ anything changes, so a refused operation leaves no trace.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from bandscope.allocator import events
 from bandscope.allocator.band import Band
+from bandscope.allocator.cache import PrefixCache, without
 from bandscope.allocator.chain import Chain, Held, Span
 from bandscope.allocator.device.protocol import Device
 from bandscope.allocator.leases import Pins, split_pinned
 from bandscope.allocator.operations import Outcome
 from bandscope.allocator.ordering import Tickets
 from bandscope.allocator.plan import StoragePlan
+from bandscope.allocator.policies import ArenaConfig
+from bandscope.allocator.prefix import Match
 from bandscope.allocator.relocation import Layout, plan_layout
 from bandscope.allocator.requests import RequestLedger
 from bandscope.allocator.tables import IdSpace, Pages
-
-HAND_OUT = ("zero", "poison", "none")
-BARRIERS = ("fine", "coarse", "off")
-
-
-@dataclass(frozen=True)
-class ArenaConfig:
-    """Policies of an arena.
-
-    `max_moves`: page moves per band of one opportunistic compaction pass. A band is compacted
-    opportunistically when at least `compact_hole_share` of its extent is holes and the free bytes
-    it faces are at most `compact_gap_share` of the arena: with room to spare, moves buy nothing.
-    `headroom_share`: when pages must move for a demand, room for this share of the arena more is
-    made at once, where it fits, so that the next demands need no move (0: the exact demand only).
-    `hand_out` and `hand_out_state`: what happens to the bytes of a page before its new owner gets
-    it (`zero`, `poison`, `none`). `barrier`: what the scheduler's table writes wait for: the
-    forward's table reads (`fine`), all of it (`coarse`), or nothing (`off`: wrong on purpose, for
-    experiments that must see the race; every publish says so to the observer). `debug`: a
-    translation of an unmapped token is refused (which waits for the device) instead of counted.
-    """
-
-    max_moves: int = 4096
-    compact_hole_share: float = 0.125
-    compact_gap_share: float = 0.125
-    headroom_share: float = 1 / 256
-    hand_out: str = "zero"
-    hand_out_state: str = "zero"
-    barrier: str = "fine"
-    debug: bool = False
-
-    def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("hand_out", self.hand_out, HAND_OUT),
-            ("hand_out_state", self.hand_out_state, HAND_OUT),
-            ("barrier", self.barrier, BARRIERS),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(allowed)}")
-        for name in ("max_moves", "compact_hole_share", "compact_gap_share", "headroom_share"):
-            value = getattr(self, name)
-            if value < 0 or (name != "max_moves" and value > 1):
-                raise ValueError(f"{name} is {value}; shares lie from 0 to 1, moves from 0 up")
 
 
 class Books:
@@ -93,7 +53,9 @@ class Books:
 
         owner = [self.state if index == self.state else self.full for index in range(len(names))]
         virtual_pages = [capacity(index or 0) for index in owner]
-        # First of all: a device that lacks the memory says so before tables of that size are made.
+        self.ledger = RequestLedger(len(self.windows))
+        self.cache = PrefixCache(plan, config, self.ledger) if config.prefix_cache else None
+        # A device that lacks the memory says so before tables of that size are made.
         device.allocate(total_bytes, [band.page_bytes for band in plan.bands], virtual_pages)
         self.bands = [
             Band(band, index, total_bytes, sink, virtual_pages[index])
@@ -102,7 +64,6 @@ class Books:
         self.ids = IdSpace(capacity(self.full))
         self.state_ids = IdSpace(capacity(self.state) if self.state is not None else 0)
         self.chain = Chain(self.bands, sink, total_bytes)
-        self.ledger = RequestLedger(len(self.windows))
         self.tickets = Tickets()
         self.pins = Pins(self.bands)
         self.gate_closed = False
@@ -148,20 +109,37 @@ class Books:
             return min(first, hull[0]), max(last + 1, hull[1])
         return hull
 
-    def serves(self, demand: Sequence[int]) -> bool:
-        """True exactly when an operation that needs `demand` more pages per band then succeeds."""
-        return self.chain.pack(self.held(demand)) is not None
+    def serves(self, demand: Sequence[int], beside: Match | None = None) -> bool:
+        """True exactly when an operation that needs `demand` more pages per band then succeeds.
+        `beside`: it holds this prefix of the cache, too."""
+        held = self.held(demand)
+        if self.chain.pack(held) is not None:
+            return True
+        return self.cache is not None and self.cache.serves(self.chain, held, beside)
+
+    def slot_demand(self, slots: int) -> list[int]:
+        """The demand of so many state slots."""
+        demand = [0] * len(self.bands)
+        if self.state is not None:
+            demand[self.state] = slots
+        return demand
 
     # --- making room -----------------------------------------------------------------------------
 
     def make_room(self, demand: Sequence[int]) -> list[Span] | Outcome:
-        """Regions in which every band can take its demand; pages move when they must. A refusal
-        comes back as its `Outcome`, with nothing changed."""
+        """Regions in which every band can take its demand; cached pages go and pages move when they
+        must. A refusal comes back as its `Outcome`, with nothing changed."""
         regions = self.chain.grant(demand)
         if regions is not None:
             return regions
-        if not self.serves(demand):
-            return self._refuse(demand)
+        held = self.held(demand)
+        if self.chain.pack(held) is None:
+            gone = None
+            if self.cache is not None:
+                gone = self.cache.make_way(self.chain, held, demand)
+            if gone is None:
+                return self.refuse(demand)
+            self.evict(demand, gone)
         self.settle("reuse of pending pages")
         regions = self.chain.grant(demand)
         if regions is not None:
@@ -182,10 +160,14 @@ class Books:
         assert layout is not None, "a demand that packs has a layout"
         return layout
 
-    def _refuse(self, demand: Sequence[int]) -> Outcome:
+    def refuse(self, demand: Sequence[int], beside: Match | None = None) -> Outcome:
+        """The refusal of a demand that no layout serves (`beside` this prefix of the cache)."""
         held = self.held(demand)
+        freed: Sequence[int] = [0] * len(self.bands)
+        if self.cache is not None:
+            freed = self.cache.evictable(beside)
         reason = "memory"
-        if self.chain.pack(self.held(demand, ignore_fixed=True)) is not None:
+        if self.chain.pack(without(self.held(demand, ignore_fixed=True), freed)) is not None:
             reason = "gate" if self.gate_closed else "pins"
         if self.observer is not None:
             self.observer.refusal(
@@ -201,6 +183,9 @@ class Books:
         )
         needed = self.plan.sink_bytes + sum(
             want.pages * band.page_bytes for want, band in zip(held, self.bands, strict=True)
+        )
+        needed -= sum(
+            pages * band.page_bytes for pages, band in zip(freed, self.bands, strict=True)
         )
         hint = {
             "memory": "release or retract a request",
@@ -297,9 +282,45 @@ class Books:
             self._defer(band, places)
         band.absorb()
 
+    # --- the prefix cache -------------------------------------------------------------------------
+
+    def evict(self, demand: Sequence[int], per_band: Sequence[Pages]) -> None:
+        """Free what the prefix cache gives up for a demand."""
+        if self.observer is not None and any(ids.size for ids in per_band):
+            self.observer.evict(tuple(demand), tuple(int(ids.size) for ids in per_band))
+        self.free_cached(per_band)
+        self.tell_extents("evict")
+
+    def free_cached(self, per_band: Sequence[Pages]) -> None:
+        """Free pages that were the cache's, per band, and their ids."""
+        for band, ids in zip(self.bands, per_band, strict=True):
+            self.drop(band, ids, events.CACHE)
+        self.release_ids(per_band)
+
+    def release_ids(self, per_band: Sequence[Pages]) -> None:
+        """The ids of pages that no band holds any more."""
+        self.ids.release(per_band[self.full])
+        if self.state is not None:
+            self.state_ids.release(per_band[self.state])
+
+    def copy_state(self, source: int, destination: int, why: str) -> None:
+        """Copy one state slot over another, behind what was issued; the caller has seen to launched
+        work that may write the source."""
+        assert self.state is not None
+        band = self.bands[self.state]
+        pages = band.physical(band.table.place_of[np.array([source, destination])])
+        self.device.copy(band.index, pages[:1], pages[1:])
+        if self.observer is not None:
+            from_page, to_page = pages.tolist()
+            self.observer.state_copy(band.name, source, destination, from_page, to_page, why)
+
+    # --- pins ---------------------------------------------------------------------------------------
+
     def unpin(self, number: int, holder: str | None) -> None:
         """End a lease; what it alone kept from reuse follows the launched work, then is free."""
         pin, freed = self.pins.end(number, holder)
+        if self.cache is not None:
+            self.cache.unpin(number)
         band = self.bands[pin.band]
         if self.observer is not None:
             self.observer.lease_end(pin.holder, band.name, pin.virtual, number)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bandscope.allocator import cache_checks
 from bandscope.allocator.band import GAP, HOLE, LIVE, PENDING, Band
 from bandscope.allocator.books import Books
 from bandscope.allocator.tables import IdSpace, Pages
@@ -135,11 +136,14 @@ def tables(books: Books) -> Iterator[Violation]:
 
 
 def ids(books: Books) -> Iterator[Violation]:
-    """An id is free or bound, never both; what is bound is what requests hold."""
+    """An id is free or bound, never both; what is bound is what requests and the cache hold."""
     ledger = books.ledger
     rows = list(ledger.row_of.values())
-    held = [ledger.token_pages(row) for row in rows]
+    held = [ledger.token_pages(row, int(ledger.cached[row])) for row in rows]
     slots = [ledger.state_slots(row) for row in rows]
+    if books.cache is not None:
+        held.append(cache_checks.cached_pages(books, books.full))
+        slots.append(cache_checks.cached_slots(books))
     yield from _id_space("token", books.ids, held)
     if books.state is not None:
         yield from _id_space("state", books.state_ids, slots)
@@ -173,14 +177,15 @@ def _id_space(name: str, space: IdSpace, held: list[Pages]) -> Iterator[Violatio
 
 
 def ownership(books: Books) -> Iterator[Violation]:
-    """Every live page of every band belongs to exactly the request that should hold it."""
+    """Every live page of every band belongs to exactly the request that should hold it, or to the
+    prefix cache."""
     ledger = books.ledger
     rows = np.array(sorted(ledger.row_of.values()), np.int64)
     counts = ledger.page_count[rows]
     for index in books.token_bands:
-        first = np.zeros(rows.size, np.int64)
+        first = ledger.cached[rows]
         if index in books.windows:
-            first = ledger.first_kept[rows, books.windows.index(index)]
+            first = np.maximum(first, ledger.first_kept[rows, books.windows.index(index)])
             ahead = rows[first > counts]
             if ahead.size:
                 yield Violation(
@@ -189,10 +194,14 @@ def ownership(books: Books) -> Iterator[Violation]:
                     f"{books.bands[index].name} than it has",
                 )
                 continue
-        expected = np.sort(ledger.spans(rows, first, counts))
-        yield from _same_pages(books.bands[index], expected)
+        held = [ledger.spans(rows, first, counts)]
+        if books.cache is not None:
+            held.append(cache_checks.cached_pages(books, index))
+        yield from _same_pages(books.bands[index], np.sort(np.concatenate(held)))
     if books.state is not None:
         slots = [ledger.state_slots(int(row)) for row in rows]
+        if books.cache is not None:
+            slots.append(cache_checks.cached_slots(books))
         expected = np.sort(np.concatenate(slots)) if slots else np.empty(0, np.int64)
         yield from _same_pages(books.bands[books.state], expected)
     page_size = books.plan.page_size
@@ -282,6 +291,12 @@ def pending(books: Books) -> Iterator[Violation]:
             )
 
 
+def cache(books: Books) -> Iterator[Violation]:
+    """The prefix cache's own invariants, and that requests share what their leases hold."""
+    for invariant, message in cache_checks.broken(books):
+        yield Violation(invariant, message)
+
+
 CHECKS: tuple[Callable[[Books], Iterator[Violation]], ...] = (
     conservation,
     order,
@@ -290,4 +305,5 @@ CHECKS: tuple[Callable[[Books], Iterator[Violation]], ...] = (
     ownership,
     pins,
     pending,
+    cache,
 )

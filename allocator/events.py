@@ -42,6 +42,9 @@ class PageMove:
 # Who holds pages: one request, one request per page, or the name that a pin's holder gave.
 Holder = int | Pages | str
 
+#: The holder that owns what the prefix cache owns.
+CACHE = -2
+
 
 @dataclass(slots=True)
 class LeaseBegin:
@@ -136,9 +139,40 @@ class Refusal:
     fixed: tuple[Extent | None, ...]
 
 
+@dataclass(slots=True)
+class Share:
+    """Pages `first_page…` of a request's sequence are pages of the prefix cache from now on, which
+    owns them (in every token band that holds them), whoever did before."""
+
+    request: int
+    first_page: int
+    virtual: Pages
+
+
+@dataclass(slots=True)
+class Eviction:
+    """The prefix cache gives up pages (`counts` per band, in chain order) for a demand."""
+
+    demand: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class StateCopy:
+    """One state slot was copied to another: virtual slots, and where they lie. `why`: `match` or
+    `checkpoint`."""
+
+    band: str
+    source: int
+    destination: int
+    from_page: int
+    to_page: int
+    why: str
+
+
 Effect = (
     BandMove | PageMove | LeaseBegin | LeaseEnd | Pending | Reclaim | Barrier | Launched | Done
-    | Publish | Refusal
+    | Publish | Refusal | Share | Eviction | StateCopy
 )
 
 
@@ -192,6 +226,14 @@ class Observer(Protocol):
         fixed: tuple[Extent | None, ...],
     ) -> None: ...
 
+    def share(self, request: int, first_page: int, virtual: Pages) -> None: ...
+
+    def evict(self, demand: tuple[int, ...], counts: tuple[int, ...]) -> None: ...
+
+    def state_copy(
+        self, band: str, source: int, destination: int, from_page: int, to_page: int, why: str
+    ) -> None: ...
+
 
 class NullObserver:
     """An observer that does nothing: a base for those that care about a few effects."""
@@ -216,6 +258,9 @@ class NullObserver:
     done: Any = _ignore
     publish: Any = _ignore
     refusal: Any = _ignore
+    share: Any = _ignore
+    evict: Any = _ignore
+    state_copy: Any = _ignore
 
 
 def _as_object(kind: type) -> Any:
@@ -242,6 +287,9 @@ class EffectObserver(NullObserver):
     done = _as_object(Done)
     publish = _as_object(Publish)
     refusal = _as_object(Refusal)
+    share = _as_object(Share)
+    evict = _as_object(Eviction)
+    state_copy = _as_object(StateCopy)
 
 
 _METHODS = tuple(name for name in vars(NullObserver) if not name.startswith("_"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bandscope.allocator.books import Books
+from bandscope.allocator.cache import without
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,9 @@ class BandFacts:
     """One band at one instant; page counts unless the name says bytes.
 
     `live + holes + pending` is the extent. `pinned` pages are live or pending. `available_estimate`:
-    pages that this band alone could still take; the figures of several bands share bytes.
+    pages that this band alone could still take; the figures of several bands share bytes. Of the
+    live pages the prefix cache owns `cached`, and `evictable` of these are held by nobody; what may go
+    counts as available.
     """
 
     name: str
@@ -24,13 +27,17 @@ class BandFacts:
     pending: int
     pinned: int
     available_estimate: int
+    cached: int = 0
+    evictable: int = 0
 
 
 def band_facts(books: Books) -> list[BandFacts]:
     """The figures of every band, in chain order."""
     chain = books.chain
     nothing = [0] * len(books.bands)
-    held = books.held(nothing)
+    cached = nothing if books.cache is None else books.cache.tree.cached
+    evictable = nothing if books.cache is None else books.cache.tree.evictable
+    held = without(books.held(nothing), evictable)
     tops = chain.pack(held)
     floors = chain.pack_down(held) if tops is not None else None
     facts = []
@@ -55,6 +62,8 @@ def band_facts(books: Books) -> list[BandFacts]:
                 band.pending,
                 pinned,
                 available,
+                cached[index],
+                evictable[index],
             )
         )
     return facts

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bandscope.allocator import compaction, events
+from bandscope.allocator import cache_handlers, compaction, events
 from bandscope.allocator import operations as ops
 from bandscope.allocator.books import Books
 from bandscope.allocator.errors import MisuseError
@@ -32,12 +32,14 @@ def admit(books: Books, op: ops.Admit) -> Outcome:
             f"request {op.request} with {op.state_slots} state slots was admitted; give a request "
             f"from 0 to {REQUEST_MAX:,} and 0 or more slots"
         )
+    if books.cache is not None:
+        return cache_handlers.admit(books, op, op.state_slots if books.state is not None else 0)
+    if op.key or op.limit_tokens is not None:
+        cache_handlers.cache_of(books, "a match")
     if books.state is None or not op.state_slots:
         books.ledger.add(op.request)
         return DONE
-    demand = [0] * len(books.bands)
-    demand[books.state] = op.state_slots
-    regions = books.make_room(demand)
+    regions = books.make_room(books.slot_demand(op.state_slots))
     if isinstance(regions, Outcome):
         return regions
     row = books.ledger.add(op.request)
@@ -99,9 +101,14 @@ def trim_window(books: Books, op: ops.TrimWindow) -> Outcome:
         if not np.count_nonzero(keep > first):
             continue
         stop = np.maximum(keep, first)
-        virtual = ledger.spans(rows, first, stop)
-        books.drop(books.bands[index], virtual, np.repeat(ledger.request[rows], stop - first))
+        own = first
+        if books.cache is not None:
+            own = np.clip(ledger.cached[rows], first, stop)
+        virtual = ledger.spans(rows, own, stop)
+        books.drop(books.bands[index], virtual, np.repeat(ledger.request[rows], stop - own))
         ledger.first_kept[rows, number] = stop
+    if books.cache is not None:
+        books.cache.trim(op.requests)
     books.tell_extents("trim")
     return DONE
 
@@ -110,10 +117,12 @@ def release(books: Books, op: ops.Release) -> Outcome:
     row = books.ledger.row(op.request)
     holder = op.request
     ledger = books.ledger
+    cache_handlers.leave(books, row, op)
+    cached = int(ledger.cached[row])
     for number, index in enumerate(books.windows):
-        kept = ledger.token_pages(row, int(ledger.first_kept[row, number]))
+        kept = ledger.token_pages(row, max(cached, int(ledger.first_kept[row, number])))
         books.drop(books.bands[index], kept, holder)
-    virtual = ledger.token_pages(row)
+    virtual = ledger.token_pages(row, cached)
     if virtual.size:
         books.drop(books.bands[books.full], virtual, holder)
         books.ids.release(virtual)
@@ -209,6 +218,8 @@ def lease(books: Books, op: ops.Lease) -> Outcome:
         begun_ticket=books.tickets.issued,
         deadline_ticket=op.deadline_ticket,
     )
+    if books.cache is not None:
+        books.cache.pin(pin.number, op.request)
     if books.observer is not None:
         physical = band.physical(pin.places)
         books.observer.lease_begin(op.holder, band.name, virtual, physical, pin.number)
@@ -253,4 +264,7 @@ HANDLERS: dict[type, Callable[[Books, Any], Outcome]] = {
     ops.Lease: lease,
     ops.EndLease: end_lease,
     ops.SetGate: set_gate,
+    ops.Publish: cache_handlers.publish,
+    ops.Checkpoint: cache_handlers.checkpoint,
+    ops.Evict: cache_handlers.evict,
 }

@@ -22,10 +22,18 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Admit(Operation):
-    """A request enters: it gets a row and, where the model keeps state, `state_slots` slots."""
+    """A request enters: it gets a row and, where the model keeps state, `state_slots` slots.
+
+    With a prefix cache, `key` names its sequence as far as it is known (one integer a page, or
+    `page_size` tokens a page): it starts with the usable cached prefix, of at most `limit_tokens`
+    tokens, as if it had computed it; the state there is copied into its first slot. The value is
+    then the tokens that were matched. The key may cover more than will ever be computed.
+    """
 
     request: int
     state_slots: int = 1
+    key: tuple[int, ...] = ()
+    limit_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +61,45 @@ class TrimWindow(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Release(Operation):
-    """A request leaves and frees everything; `why`: finished, aborted, retracted."""
+    """A request leaves and frees everything that is its own; `why`: finished, aborted, retracted.
+    With `publish`, its whole computed pages go to the prefix cache first, under its key continued
+    by `key`; what it shares with the cache stays there."""
 
     request: int
     why: str = "finished"
+    publish: bool = False
+    key: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Publish(Operation):
+    """The prefix cache becomes the owner of a request's whole computed pages, as far as its key,
+    continued by `key`, names them. Where the cache has a page already, the request's copy is freed
+    and the request uses the cache's: its virtual ids there change. The value is the tokens of the
+    request's sequence that are shared from then on."""
+
+    request: int
+    key: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Operation):
+    """Publish, with a copy of the request's state (its first slot) after exactly its computed
+    tokens, which lie on the checkpoint grid. The copy needs a slot; when there is no room for one
+    the checkpoint *stalls*: nothing happens and the value is 0. Otherwise the value is the tokens
+    after which the cache holds the state."""
+
+    request: int
+    key: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evict(Operation):
+    """The prefix cache gives up at least `pages` (per band, in chain order) that no lease holds, or
+    all of them where there are fewer. The value is the pages it gave up, of all bands. Nobody needs
+    to ask for this to make room: demands evict what they need."""
+
+    pages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,13 @@ class PrefixTree(PrefixBooks):
                 if start < part.stop:
                     part.window_clock[window] = clock
 
+    def checkpoint_at(self, key: Sequence[int] | np.ndarray, depth: int) -> StateCheckpoint | None:
+        """The checkpoint after exactly `depth` pages of a sequence."""
+        path = self.walk(self.key_array(key), depth)
+        if not path or path[-1][0].start + path[-1][1] < depth:
+            return None
+        return path[-1][0].checkpoints.get(depth)
+
     # --- inserting -----------------------------------------------------------------------------
 
     def insert(
@@ -258,11 +265,21 @@ class PrefixTree(PrefixBooks):
             if committing:
                 window_from = [0] * len(window_from)
                 held = [part.checkpoints[d] for part in self.path(node) for d in part.depths]
-            lease = PrefixLease(self.next_lease, node, window_from, held)
-            self.next_lease += 1
-            self.leases[lease.number] = lease
-            self._hold_lease(lease, 1)
-            return lease.number
+            return self._lease(node, window_from, held)
+
+    def lock_all(self, lease: int) -> int:
+        """Hold the prefix of another lease, and every window page and checkpoint along it."""
+        with self._changing("lock_all"):
+            node = self.held(lease).node
+            held = [part.checkpoints[depth] for part in self.path(node) for depth in part.depths]
+            return self._lease(node, [0] * len(self.shape.windows), held)
+
+    def _lease(self, node: Node, window_from: list[int], held: list[StateCheckpoint]) -> int:
+        lease = PrefixLease(self.next_lease, node, window_from, held)
+        self.next_lease += 1
+        self.leases[lease.number] = lease
+        self._hold_lease(lease, 1)
+        return lease.number
 
     def _keeps(self, node: Node, depth: int, window_from: Sequence[int]) -> bool:
         """Whether every window keeps its pages from `window_from[w]` to `depth`."""
@@ -329,6 +346,23 @@ class PrefixTree(PrefixBooks):
             )
         with self._changing("evict"):
             return evict(self, wanted, serves)
+
+    def evictable_beside(self, match: Match) -> list[int]:
+        """Pages per band that could go were a prefix held that `peek` has just found, its state too."""
+        shape, left = self.shape, list(self.evictable)
+        node = self.nodes[match.node]
+        for part in self.path(node):
+            stop = min(part.stop, match.depth) - part.start
+            if not part.locks:
+                for band in (shape.full, *shape.companions):
+                    left[band] -= stop
+            for window, band in enumerate(shape.windows):
+                first = max(match.window_from[window] - part.start, part.first[window])
+                left[band] -= max(0, min(stop, part.window_stop(window)) - first)
+        if match.state_slot is not None and not node.checkpoints[match.depth].locks:
+            assert shape.state is not None
+            left[shape.state] -= 1
+        return left
 
     def evict_counts(self, counts: Sequence[int]) -> Evicted:
         """Give up at least so many pages of each band (all that can go, where there are fewer)."""

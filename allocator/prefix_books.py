@@ -67,6 +67,11 @@ class PrefixBooks:
         self.state_order = LeastRecent(self._state_key)
         self._touched = 0
 
+    def owned_of(self, ids: Pages) -> np.ndarray:
+        """Which of these pages the tree owns."""
+        known: np.ndarray = np.isin(ids, np.flatnonzero(self.owned.mark))
+        return known
+
     @property
     def steps(self) -> int:
         orders = [self.full_order, *self.window_orders, self.state_order]

@@ -26,7 +26,8 @@ class RequestLedger:
 
     Arrays by row: `length` (tokens with room), `launched` (tokens some forward has written),
     `page_count`, `state_count`, `request`; `pages[row, i]` the i-th virtual page; `state[row, i]`
-    the i-th virtual state slot; `first_kept[row, w]` pages trimmed from window band number `w`.
+    the i-th virtual state slot; `first_kept[row, w]` pages trimmed from window band number `w`;
+    `cached` pages at the front that the prefix cache owns (it keeps that number, see `cache.py`).
     """
 
     def __init__(self, window_count: int) -> None:
@@ -39,6 +40,7 @@ class RequestLedger:
         self.page_count = np.zeros(rows, np.int64)
         self.state_count = np.zeros(rows, np.int64)
         self.request = np.full(rows, -1, np.int64)
+        self.cached = np.zeros(rows, np.int64)
         self.first_kept = np.zeros((rows, window_count), np.int64)
         self.pages = np.zeros((rows, 64), np.int32)
         self.state = np.zeros((rows, 1), np.int64)
@@ -83,6 +85,7 @@ class RequestLedger:
         self.request[row] = request
         for name in ("length", "launched", "page_count", "state_count"):
             getattr(self, name)[row] = 0
+        self.cached[row] = 0
         self.first_kept[row] = 0
         return row
 
@@ -140,7 +143,7 @@ class RequestLedger:
 
     def _grow_rows(self) -> None:
         size = 2 * self.length.size
-        for name in _COLUMNS:
+        for name in (*_COLUMNS, "cached"):
             old = getattr(self, name)
             grown = np.zeros(size, np.int64)
             grown[: old.size] = old

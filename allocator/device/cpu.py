@@ -53,6 +53,9 @@ class CpuDevice(InOrderDevice):
         for start in range(0, sources.size, step):  # over batches of staging size, not pages
             pages[destinations[start : start + step]] = pages[sources[start : start + step]]
 
+    def copy(self, band: int, sources: Pages, destinations: Pages) -> None:
+        self.move(band, sources, destinations)
+
     def fill(self, band: int, pages: Pages, value: int) -> None:
         self._pages[band][pages] = value
 

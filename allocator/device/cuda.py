@@ -105,6 +105,9 @@ class CudaDevice:
             from_pages, to_pages = self._upload(sources, destinations)
             kernels.move_pages(self._words[band], from_pages, to_pages, self._page_bytes[band])
 
+    def copy(self, band: int, sources: Pages, destinations: Pages) -> None:
+        self.move(band, sources, destinations)
+
     def fill(self, band: int, pages: Pages, value: int) -> None:
         self._fills.append((band, value, pages.copy()))
 

@@ -27,6 +27,9 @@ class NoDevice(InOrderDevice):
     def move(self, band: int, sources: Pages, destinations: Pages) -> None:
         pass
 
+    def copy(self, band: int, sources: Pages, destinations: Pages) -> None:
+        pass
+
     def fill(self, band: int, pages: Pages, value: int) -> None:
         pass
 

@@ -35,7 +35,11 @@ class Device(Protocol):
         Raises `DeviceError` when there is not enough memory."""
 
     def move(self, band: int, sources: Pages, destinations: Pages) -> None:
-        """Copy whole pages of a band; sources and destinations are disjoint."""
+        """Copy whole pages of a band that change their places; sources and destinations are
+        disjoint."""
+
+    def copy(self, band: int, sources: Pages, destinations: Pages) -> None:
+        """The same copy, of pages that stay where they are."""
 
     def fill(self, band: int, pages: Pages, value: int) -> None:
         """Set every byte of these pages to `value` (0 to zero, 0xFF to poison), at the latest before

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bandscope.allocator import operations as ops
-from bandscope.allocator.books import ArenaConfig
 from bandscope.allocator.checks import Violation
 from bandscope.allocator.operations import Operation, Outcome
+from bandscope.allocator.policies import ArenaConfig
 from bandscope.fuzz.exhaustive.expectation import Entry, Expected, expect
 from bandscope.fuzz.exhaustive.geometry import GAP, HOLE, LIVE, PENDING, Geometry
 from bandscope.fuzz.exhaustive.view import NOWHERE, View

