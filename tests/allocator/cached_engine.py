@@ -135,8 +135,9 @@ class CachedEngine:
 
     # --- following ---------------------------------------------------------------------------------
 
-    def step(self, arena: Arena) -> tuple[Operation, Outcome]:
-        operation = self.choose(arena)
+    def step(self, arena: Arena, operation: Operation | None = None) -> tuple[Operation, Outcome]:
+        """Apply an operation (a random one), and follow what became of it."""
+        operation = operation or self.choose(arena)
         page = arena.plan.page_size
         if isinstance(operation, ops.Decode):
             room = {r: len(run.keys) * page - run.room for r, run in self.running.items()}

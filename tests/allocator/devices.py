@@ -38,6 +38,10 @@ class RecordingDevice:
     def move(self, band: int, sources: np.ndarray, destinations: np.ndarray) -> None:
         self.calls.append(("move", band, sources.tolist(), destinations.tolist()))
 
+    def copy(self, band: int, sources: np.ndarray, destinations: np.ndarray) -> None:
+        self.move(band, sources, destinations)
+        self.calls[-1] = ("copy", *self.calls[-1][1:])
+
     def fill(self, band: int, pages: np.ndarray, value: int) -> None:
         self.calls.append(("fill", band, pages.tolist(), value))
 

@@ -10,10 +10,12 @@ import pytest
 from bandscope.allocator import events
 from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena
+from bandscope.allocator.device.protocol import Device
 from bandscope.allocator.errors import ConfigError, MisuseError
 from bandscope.allocator.events import CACHE
 from tests.allocator.arenas import LAYOUTS, P2M, P2W, EventLog, small_arena
 from tests.allocator.cached_engine import CachedEngine
+from tests.allocator.devices import HazardDevice, access
 
 PAGE = 4
 
@@ -166,6 +168,8 @@ def test_a_state_is_copied_to_a_checkpoint_and_from_it() -> None:
     assert copied != working
     assert (arena.buffer[copied * size : (copied + 1) * size] == 9).all()
     assert [event.why for event in log.of(events.StateCopy)] == ["checkpoint", "match"]
+    slots = [event.holder for event in log.of(events.LeaseBegin) if event.band == "mamba"]
+    assert slots == [1, CACHE, 2]
     healthy(arena)
 
 
@@ -175,6 +179,15 @@ def test_without_a_checkpoint_a_model_with_state_matches_nothing() -> None:
     compute(arena, 1, 2 * PAGE)
     arena.publish(1)
     assert arena.admit(2, key=(5, 6)).value == 0
+
+
+def test_a_request_without_a_slot_has_nowhere_to_copy_a_state_to() -> None:
+    arena = cached_arena(P2M)
+    arena.admit(1, key=(5, 6))
+    compute(arena, 1, 2 * PAGE)
+    arena.checkpoint(1)
+    assert arena.admit(2, state_slots=0, key=(5, 6)).value == 0
+    assert tree(arena).evictable == [1, 0]
 
 
 def test_a_checkpoint_is_copied_behind_the_forward_that_computes_it() -> None:
@@ -373,7 +386,7 @@ def test_an_unknown_policy_is_named() -> None:
 # --- at random ------------------------------------------------------------------------------------
 
 
-def random_arena(name: str, rng: random.Random, device: str) -> Arena:
+def random_arena(name: str, rng: random.Random, device: str | Device) -> Arena:
     bands, units = LAYOUTS[name]
     return cached_arena(
         (bands, units),
@@ -415,6 +428,26 @@ def test_at_random_nothing_is_lost_and_nothing_is_wrong(name: str) -> None:
         for what, times in walk(name, seed, 150).items():
             seen[what] = seen.get(what, 0) + times
     assert {"Admit", "Publish", "Evict", "Release", "matched", "memory"} <= {w for w in seen if seen[w]}
+
+
+@pytest.mark.parametrize("name", ["P2m", "P3", "P4"])
+def test_no_copy_and_no_reuse_overtakes_a_forward(name: str) -> None:
+    """A device that knows what forwards in flight touch refuses whatever no barrier orders."""
+    copies = 0
+    for seed in range(6):
+        rng = random.Random(f"hazard/{name}/{seed}")
+        device = HazardDevice()
+        device.arena = arena = random_arena(name, rng, device)
+        engine = CachedEngine(rng)
+        for _ in range(150):
+            operation = engine.choose(arena)
+            if isinstance(operation, ops.Launch):
+                device.next_access = access(arena, operation.requests)
+            if isinstance(operation, ops.Complete):
+                device.completed(operation.ticket)
+            engine.step(arena, operation)
+        copies += sum(call[0] == "copy" for call in device.calls)
+    assert copies > 10
 
 
 @pytest.mark.parametrize("name", ["P2w", "P2m", "P3", "P4"])

@@ -90,7 +90,10 @@ def test_memory_starts_zeroed_and_tables_unmapped(device: Device) -> None:
 
 @pytest.mark.parametrize("band", [0, 1, 2])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
-def test_moves_copy_whole_pages_and_nothing_else(device: Device, band: int, share: float) -> None:
+@pytest.mark.parametrize("call", ["move", "copy"])
+def test_moves_copy_whole_pages_and_nothing_else(
+    device: Device, band: int, share: float, call: str
+) -> None:
     """Random disjoint batches, shuffled, from none to half of all pages, against NumPy."""
     rng = np.random.default_rng([band, int(share * 10)])
     content = rng.integers(0, 256, TOTAL_BYTES, dtype=np.uint8)
@@ -102,7 +105,7 @@ def test_moves_copy_whole_pages_and_nothing_else(device: Device, band: int, shar
     expected = content.copy()
     for source, target in zip(sources, destinations, strict=True):
         expected[target * size : (target + 1) * size] = content[source * size : (source + 1) * size]
-    device.move(band, sources, destinations)
+    getattr(device, call)(band, sources, destinations)
 
     assert (bytes_of(device) == expected).all()
 
