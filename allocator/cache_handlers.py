@@ -95,7 +95,7 @@ def checkpoint(books: Books, op: ops.Checkpoint) -> Outcome:
     if there is None:
         demand = books.slot_demand(1)
         if not books.serves(demand):
-            return Outcome(True, 0)  # a stall
+            return _stall(books, cache)
         regions = books.make_room(demand)
         assert books.state is not None and not isinstance(regions, Outcome)
         band = books.bands[books.state]
@@ -113,6 +113,18 @@ def checkpoint(books: Books, op: ops.Checkpoint) -> Outcome:
         there.clock = tree.clock
     books.tell_extents("checkpoint")
     return Outcome(True, tokens if there is not None else 0)
+
+
+def _stall(books: Books, cache: PrefixCache) -> Outcome:
+    """No slot for a checkpoint: nothing happens, and the outcome says who has them."""
+    assert books.state is not None
+    slots = {
+        "running": books.bands[books.state].live - cache.tree.cached[books.state],
+        "locked": cache.tree.cached[books.state] - cache.tree.evictable[books.state],
+        "leased": sum(pin.band == books.state for pin in books.pins.pins.values()),
+    }
+    told = ", ".join(f"{count} {who}" for who, count in slots.items())
+    return Outcome(True, 0, message=f"no slot for a checkpoint: {told}", detail=slots)
 
 
 def evict(books: Books, op: ops.Evict) -> Outcome:

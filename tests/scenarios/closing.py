@@ -12,7 +12,8 @@ from tests.allocator.arenas import EventLog, held_pages, nothing_held
 
 
 def close(arena: Arena) -> None:
-    """Drain all forwards and leases, release all requests; then assert what `assert_empty` does."""
+    """Drain all forwards and leases, release all requests, evict all cache; then assert what
+    `assert_empty` does."""
     arena.set_gate(closed=False)
     for lease in arena.leases():
         arena.end_lease(lease.number)
@@ -20,6 +21,8 @@ def close(arena: Arena) -> None:
         arena.complete(ticket)
     for request in list(arena.books.ledger.row_of):
         arena.release(request)
+    if arena.books.cache is not None:
+        arena.evict(arena.books.cache.tree.cached)
     arena.compact(urgent=True)
     assert_empty(arena)
 
