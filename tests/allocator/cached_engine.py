@@ -70,7 +70,7 @@ class CachedEngine:
         choices: list[tuple[int, Operation]] = [
             (6 if len(self.running) < 5 else 1, self.admission(arena)),
             (6, ops.Extend(request, self.amount(run, page))),
-            (3, ops.Decode(tuple(r for r in self.running if rng.random() < 0.7))),
+            (3, ops.Decode(tuple(r for r in self.unfinished(page) if rng.random() < 0.7))),
             (8, ops.Launch(tuple(self.running))),
             (4, ops.TrimWindow(tuple(self.running))),
             (4, ops.Publish(request, more)),
@@ -95,6 +95,10 @@ class CachedEngine:
             choices.append((6, ops.Complete(self.tickets[0])))
         (chosen,) = rng.choices([op for _, op in choices], [weight for weight, _ in choices])
         return chosen
+
+    def unfinished(self, page: int) -> list[int]:
+        """Requests whose keys name more tokens."""
+        return [r for r, run in self.running.items() if run.room < len(run.keys) * page]
 
     def ready(self, page: int) -> list[int]:
         """Requests whose state may be kept now."""
@@ -138,10 +142,6 @@ class CachedEngine:
     def step(self, arena: Arena, operation: Operation | None = None) -> tuple[Operation, Outcome]:
         """Apply an operation (a random one), and follow what became of it."""
         operation = operation or self.choose(arena)
-        page = arena.plan.page_size
-        if isinstance(operation, ops.Decode):
-            room = {r: len(run.keys) * page - run.room for r, run in self.running.items()}
-            operation = ops.Decode(tuple(r for r in operation.requests if room[r]))
         outcome = arena.apply(operation)
         self.seen[operation.kind] = self.seen.get(operation.kind, 0) + bool(outcome)
         if outcome:
