@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bandscope.allocator.arena import Arena, ArenaConfig
+from bandscope.allocator.plan import plan_from_sizes
 from bandscope.allocator.prefix import PrefixTree
 from bandscope.allocator.prefix_nodes import CacheShape
 
@@ -94,7 +96,44 @@ def lookups(name: str) -> None:
     print(f"{name:>22} {insert:>8,.0f} {match:>8,.0f} {cut:>14,.0f} {hold:>14,.0f} {snap:>12,.0f}")
 
 
+def full_arena(pages: int) -> tuple[Arena, int]:
+    """An arena full of cached sequences of 16 pages (window and full), nobody running."""
+    plan = plan_from_sizes([("window_128", 1024), ("full", 4096)], page_size=16)
+    total = plan.sink_bytes + pages * 4096 + pages // 16 * 9 * 1024
+    config = ArenaConfig(hand_out="none", prefix_cache=True)
+    arena = Arena(plan, total, device="none", config=config)
+    assert arena.books.cache is not None
+    request = 0
+    while arena.books.cache.tree.cached[1] == 16 * request:  # until one had to go for another
+        # 16 keys that no other sequence has: the first one tells them apart.
+        arena.admit(request, key=range(request * 16, request * 16 + 16))
+        arena.extend(request, 256)
+        arena.complete(arena.launch([request]))
+        arena.trim_window([request])
+        arena.release(request, publish=True)
+        request += 1
+    return arena, request
+
+
+def demands(pages: int) -> None:
+    """A prefill chunk of k pages in a full arena: what the whole operation takes, eviction, frees and
+    moves included."""
+    cells = []
+    for k in (1, 16, 256, 4096):
+        arena, request = full_arena(pages)
+        took = []
+        for _ in range(min(9, max(1, pages // (4 * k)))):
+            arena.admit(request)
+            took.append(cost(lambda a=arena, r=request, n=k: a.extend(r, 16 * n), 1))  # type: ignore[misc]
+            request += 1
+        cells.append(f"{statistics.median(took):>9,.0f}")
+    print(f"{pages:>38,} " + " ".join(cells))
+
+
 def main() -> None:
+    print("a demand of k pages in an arena full of cache: CPU µs for k = 1, 16, 256, 4096")
+    for pages in (10_000, 100_000, 1_000_000):
+        demands(pages)
     print("evict k pages of full: CPU µs (steps) for k = 1, 16, 256, 4096")
     print(f"{'bands':>22} {'leaf':>5} {'pages':>10} {'nodes':>8}")
     for name in SHAPES:
