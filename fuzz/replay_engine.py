@@ -18,6 +18,7 @@ from bandscope.allocator.checks import Violation
 from bandscope.allocator.device import open_device
 from bandscope.allocator.device.protocol import Device
 from bandscope.allocator.errors import DeviceError
+from bandscope.allocator.events import NullObserver, Observer
 from bandscope.allocator.operations import Operation, Outcome
 from bandscope.allocator.tables import Pages
 from bandscope.fuzz.devices import open_fuzz_device
@@ -31,6 +32,19 @@ _CELLS_MAX = 1 << 26
 Accesses = dict[int, tuple[Pages, Pages]]
 
 
+class _StateCopies(NullObserver):
+    """Keeps the copies of states that an operation made: band index and virtual slots."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, int, int]] = []
+        self.names: dict[str, int] = {}
+
+    def state_copy(
+        self, band: str, source: int, destination: int, from_page: int, to_page: int, why: str
+    ) -> None:
+        self.made.append((self.names[band], source, destination))
+
+
 class ReplayEngine:
     """An `inspect.replay.Engine`. `device`: one of `DEVICES`; `schedule`: the order in which a simulated
     one works."""
@@ -38,13 +52,18 @@ class ReplayEngine:
     def __init__(self, device: str = "sim", schedule: str = "eager") -> None:
         self.device = open_fuzz_device(device, schedule)
         self.arena_device = self.device.arena_device
-        self.observer = self.device.observer
+        self._copies = _StateCopies()
+        watching = self.device.observer
+        self.observers: tuple[Observer, ...] = (self._copies,)
+        if watching is not None:
+            self.observers = watching, self._copies
         self._touched: Accesses = {}
         self._in_flight: set[int] = set()  # forwards that nobody has waited for
 
     def begin(self, arena: Arena) -> None:
         """The arena is as the keyframe says. What its pages hold by then is not known."""
         self.arena = arena
+        self._copies.names = {band.name: band.index for band in arena.books.bands}
         self.device.begin(arena)
 
     def before(self, operation: Operation) -> None:
@@ -63,6 +82,9 @@ class ReplayEngine:
 
     def after(self, operation: Operation, outcome: Outcome) -> list[Violation]:
         """What it does then: run the forward, copy the leased pages."""
+        for copy in self._copies.made:
+            self.device.state_copied(*copy)
+        self._copies.made.clear()
         if outcome.ok:
             if isinstance(operation, ops.Launch):
                 self.device.forward_over(outcome.value, self._touched)

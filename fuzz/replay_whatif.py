@@ -125,6 +125,7 @@ class _Policy:
         self.running: dict[int, int] = {}  # request: how many were admitted before it
         self.age = 0
         self.gone: set[int] = set()
+        self.ahead: dict[int, int] = {}  # tokens that were computed then and are matched now
 
     def run(self, steps: Sequence[Step], outcomes: Sequence[Outcome], opening: int) -> None:
         """Ask for every step; the first `opening` only make the state to begin with."""
@@ -144,17 +145,44 @@ class _Policy:
             if then.reason in REFUSED and self.memory.would_serve(operation):
                 self.row.served += 1
             return
-        outcome = self.memory.apply(operation)
-        if outcome.reason in REFUSED:
-            self.row.refusals += 1
-            outcome = self._make_room(operation, outcome)
+        operation = self._without_the_matched(operation)
+        if operation is None:
+            return
+        outcome = self._ask(operation)
         self.names.note(step, outcome)
         if outcome.ok:
             if isinstance(operation, ops.Admit):
                 self.running[operation.request] = self.age
                 self.age += 1
+                self._follow_match(operation.request, then.value or 0, outcome.value or 0)
             elif isinstance(operation, ops.Release):
                 self.running.pop(operation.request, None)
+                self.ahead.pop(operation.request, None)
+
+    def _ask(self, operation: Operation) -> Outcome:
+        outcome = self.memory.apply(operation)
+        if outcome.reason in REFUSED:
+            self.row.refusals += 1
+            outcome = self._make_room(operation, outcome)
+        return outcome
+
+    def _follow_match(self, request: int, then: int, now: int) -> None:
+        """A request began with `now` tokens from the prefix cache instead of `then`: what is missing it
+        computes at once, what is more it need not compute later."""
+        if now < then:
+            self._ask(ops.Extend(request, then - now))
+        elif now > then:
+            self.ahead[request] = now - then
+
+    def _without_the_matched(self, operation: Operation) -> Operation | None:
+        """The operation without tokens that are there already, None when nothing is left."""
+        if not isinstance(operation, ops.Extend) or not self.ahead.get(operation.request):
+            return operation
+        less = min(self.ahead[operation.request], operation.tokens)
+        self.ahead[operation.request] -= less
+        if less == operation.tokens:
+            return None
+        return dataclasses.replace(operation, tokens=operation.tokens - less)
 
     def _make_room(self, operation: Operation, outcome: Outcome) -> Outcome:
         if not _requests(operation):
@@ -176,6 +204,7 @@ class _Policy:
         if request in self.running:
             self.memory.apply(ops.Release(request, "retracted"))
             del self.running[request]
+            self.ahead.pop(request, None)
         self.gone.add(request)
         self.row.retractions += 1
 
@@ -198,7 +227,12 @@ class _Policy:
                 if request in self.gone:
                     return None
                 return self._rescaled(operation)
-            case ops.Extend(request=request) | ops.Release(request=request):
+            case (
+                ops.Extend(request=request)
+                | ops.Release(request=request)
+                | ops.Publish(request=request)
+                | ops.Checkpoint(request=request)
+            ):
                 return None if request in self.gone else operation
         return operation
 

@@ -18,13 +18,14 @@ from bandscope.inspect.counters import Counters
 @dataclass(frozen=True)
 class Change:
     """What is different: None stays as it was recorded. `pools`: separate pools instead of an arena,
-    split by the most bytes that each band held at once."""
+    split by the most bytes that each band held at once. `evict`: in which order cached prefixes go."""
 
     arena_bytes: int | None = None
     page_size: int | None = None
     max_moves: int | None = None
     barrier: str | None = None
     pools: bool = False
+    evict: str | None = None
 
     @property
     def is_none(self) -> bool:
@@ -39,7 +40,9 @@ class WhatIf:
     `refusals`: operations refused for memory, gate or pins that were done then; `served`: refused then,
     and fitting now; `retractions`: requests that had to leave; `left_out`: operations of theirs that
     were not asked. Pages and bytes moved; `band_moves`: extents that changed; `barriers`; `held_bytes`:
-    the most held at once. `problem`: why the arena cannot be built, else empty.
+    the most held at once. Of an arena with a prefix cache: tokens that requests began with, cached pages
+    that went for a demand, states that there was no slot for. `problem`: why the arena cannot be built,
+    else empty.
     """
 
     change: Change
@@ -56,11 +59,18 @@ class WhatIf:
     band_moves: int = 0
     barriers: int = 0
     held_bytes: int = 0
+    hit_tokens: int | None = None
+    evicted_pages: int | None = None
+    stalls: int | None = None
     problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return dataclasses.asdict(self)
+        told = dataclasses.asdict(self)
+        for name in ("hit_tokens", "evicted_pages", "stalls"):
+            if told[name] is None:
+                del told[name]
+        return told
 
 
 def changed_layout(layout: Layout, change: Change) -> Layout:
@@ -68,13 +78,23 @@ def changed_layout(layout: Layout, change: Change) -> Layout:
     page_size = layout.page_size if change.page_size is None else change.page_size
     if page_size < 1:
         raise ConfigError(f"pages of {page_size} tokens were asked for; give 1 or more")
+    if layout.config.prefix_cache and page_size != layout.page_size:
+        raise ConfigError(
+            f"pages of {page_size} tokens were asked for, but the keys of the trace name pages of "
+            f"{layout.page_size}; keep the page size, or record a run with another"
+        )
+    if change.evict is not None and not layout.config.prefix_cache:
+        raise ConfigError(
+            f"eviction by {change.evict} was asked for, but the trace is of an arena without a prefix "
+            "cache"
+        )
     bands = tuple(
         (name, size if name == "mamba" else size // layout.page_size * page_size)
         for name, size in layout.bands
     )
     policies = {
         name: value
-        for name in ("max_moves", "barrier")
+        for name in ("max_moves", "barrier", "evict")
         if (value := getattr(change, name)) is not None
     }
     try:
@@ -155,6 +175,10 @@ class OtherArena(Memory):
     def count(self, row: WhatIf) -> None:
         row.barriers = sum(self.counters.barriers.values())
         row.held_bytes = self._most
+        if self.arena.books.cache is not None:
+            cache = self.counters.cache
+            row.hit_tokens, row.stalls = cache.hit_tokens, cache.stalls
+            row.evicted_pages = sum(cache.evicted.values())
         for band in self.counters.bands.values():
             row.pages_moved += band.moves_urgent + band.moves_opportunistic
             row.pages_moved_urgent += band.moves_urgent

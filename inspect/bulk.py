@@ -9,7 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from bandscope.inspect import format as form
-from bandscope.inspect.bulk_band import OF_BANDS, BandBatch, Odd, Scratch, apply_band, plan_band
+from bandscope.inspect.bulk_band import (
+    BLOCK_BITS,
+    OF_BANDS,
+    BandBatch,
+    Odd,
+    Scratch,
+    apply_band,
+    plan_band,
+)
 from bandscope.inspect.bulk_requests import RequestBatch, apply_requests, plan_requests
 from bandscope.inspect.format import Kind
 from bandscope.inspect.reader import Trace
@@ -21,8 +29,15 @@ _OPERATIONS = np.zeros(256, bool)
 _OPERATIONS[form.FIRST_OPERATION : form.LAST_OPERATION + 1] = True
 _LEASES = np.zeros(256, bool)
 _LEASES[[Kind.LEASE_BEGIN, Kind.LEASE_END]] = True
-# What happens to the bands and to the requests, the gate after it, and an operation without outcome.
-_Plan = tuple[list[tuple[int, BandBatch]], RequestBatch, bool | None, tuple[int, int] | None]
+# What happens to the bands and to the requests, the gate after it, an operation without outcome; and
+# which requests leave at which records, where there is a prefix cache that they may leave.
+_Plan = tuple[
+    list[tuple[int, BandBatch]],
+    RequestBatch,
+    bool | None,
+    tuple[int, int] | None,
+    list[tuple[int, int]],
+]
 
 
 class BulkTimeline(Timeline):
@@ -73,7 +88,7 @@ class BulkTimeline(Timeline):
             self._apply_each(segment, first, last)
             return
         state = self.state
-        bands, requests, gate, operation = plan
+        bands, requests, gate, operation, leaving = plan
         for index, batch in bands:
             band = state.bands[index]
             apply_band(band, self._scratch[index], batch)
@@ -85,6 +100,8 @@ class BulkTimeline(Timeline):
                         ids.mint(change)
                     else:
                         ids.release(change)
+        if state.has_cache:
+            self._apply_shares(segment, first, last, leaving)
         apply_requests(state.requests, requests)
         if gate is not None:
             state.gate_closed = gate
@@ -114,19 +131,47 @@ class BulkTimeline(Timeline):
                 )))  # fmt: skip
         if sum(batch.count for _, batch in bands) != ours.size:
             return None
-        asked, tickets, operation = self._pair(segment, first, records)
+        asked, tickets, operation, outcomes = self._pair(segment, first, records)
         requests = plan_requests(state.requests, segment, words, asked, tickets)
         if requests is None:
             return None
-        told = asked[segment.records["kind"][asked] == Kind.SET_GATE]
+        kind_of = segment.records["kind"][asked]
+        told = asked[kind_of == Kind.SET_GATE]
         gate = bool(segment.records["flags"][told[-1]] & form.CLOSED) if told.size else None
-        return bands, requests, gate, operation
+        leaving: list[tuple[int, int]] = []
+        if state.has_cache:
+            leaves = np.isin(kind_of, (Kind.RELEASE, Kind.RELEASE_PREFIX))
+            numbers = segment.records["b"][asked[leaves]].tolist()
+            leaving = list(zip(outcomes[leaves].tolist(), numbers, strict=True))
+        return bands, requests, gate, operation, leaving
+
+    def _apply_shares(
+        self, segment: SegmentReader, first: int, last: int, leaving: list[tuple[int, int]]
+    ) -> None:
+        """Pages that became the cache's, after everything else was done to them: those that are still
+        held since before that are its now, wherever they lie."""
+        state, decoder = self.state, self._decoder
+        assert decoder is not None
+        records = segment.records
+        shares = (np.flatnonzero(records["kind"][first:last] == Kind.SHARE) + first).tolist()
+        told = [(index, -1) for index in shares] + leaving
+        for index, request in sorted(told):
+            if request >= 0:
+                state.leave(request)
+                continue
+            sharer, first_page = int(records["b"][index]), int(records["c"][index])
+            virtual = decoder.pages(index)[0]
+            state.share(sharer, first_page, virtual, before=segment.first_sequence + index)
+            for band, scratch in zip(state.bands, self._scratch, strict=True):
+                if band.index != state.state_band:
+                    pages = band.page_of[virtual]
+                    scratch.dirty[pages[pages >= 0] - band.base >> BLOCK_BITS] = True
 
     def _pair(
         self, segment: SegmentReader, first: int, records: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
+    ) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None, np.ndarray]:
         """Where the operations that succeeded were asked, what their outcomes said, and the operation
-        that has no outcome yet."""
+        that has no outcome yet; then where those outcomes are."""
         kinds = records["kind"]
         opened = np.flatnonzero(_OPERATIONS[kinds])
         outcomes = np.flatnonzero(kinds == Kind.OUTCOME)
@@ -144,7 +189,7 @@ class BulkTimeline(Timeline):
         pending = carried if not outcomes.size else None
         if opened.size and (not outcomes.size or opened[-1] > outcomes[-1]):
             pending = int(kinds[opened[-1]]), int(opened[-1]) + first
-        return asked[known], records["b"][outcomes[known]], pending
+        return asked[known], records["b"][outcomes[known]], pending, outcomes[known] + first
 
     def _apply_rest(self, segment: SegmentReader, first: int, last: int) -> None:
         """Times, tickets, barriers and the gate."""

@@ -335,6 +335,10 @@ def apply_band(band: BandState, scratch: Scratch, batch: BandBatch) -> None:
     band.unpublished += [part for part in batch.fresh if part.size]
     if batch.extents:
         _apply_extents(band, scratch, batch)
+    if gone.pages.size:  # taken and given back at once, where the extent never got to
+        inside = band.slice
+        outside = gone.pages[(gone.pages < inside.start) | (gone.pages >= inside.stop)]
+        band.state[outside[band.state[outside] == HOLE]] = GAP
 
 
 def _apply_extents(band: BandState, scratch: Scratch, batch: BandBatch) -> None:

@@ -14,7 +14,8 @@ from bandscope.inspect.state import RequestState
 
 _NUMBER_MAX = 1 << 22  # a table by request number, up to here
 _TOLD = np.zeros(256, bool)
-_TOLD[[Kind.DECODE, Kind.LAUNCH, Kind.ADMIT, Kind.EXTEND, Kind.RELEASE]] = True
+_ADMITS, _RELEASES = (Kind.ADMIT, Kind.ADMIT_PREFIX), (Kind.RELEASE, Kind.RELEASE_PREFIX)
+_TOLD[[Kind.DECODE, Kind.LAUNCH, Kind.EXTEND, *_ADMITS, *_RELEASES]] = True
 
 
 @dataclass
@@ -32,7 +33,8 @@ def plan_requests(
     tickets: np.ndarray,
 ) -> RequestBatch | None:
     """What the operations at the indexes `asked`, all of which succeeded, do in this order; `tickets`:
-    the values of their outcomes. None when that cannot be told at once."""
+    the values of their outcomes (of an admission the tokens that the prefix cache has). None when that
+    cannot be told at once."""
     kinds = segment.records["kind"][asked]
     told = _TOLD[kinds]
     asked, tickets, kinds = asked[told], tickets[told], kinds[told]
@@ -51,8 +53,12 @@ def plan_requests(
     admitted, launched = np.full(size, -1), np.full(size, -1)
     one, places = records["b"][single], np.flatnonzero(single)
     one_kind = kinds[single]
-    is_admit = one_kind == Kind.ADMIT
+    is_admit = np.isin(one_kind, _ADMITS)
     admitted[one[is_admit]] = places[is_admit]
+    # What a request begins with: the tokens that the prefix cache has of it.
+    opening = np.zeros(size, np.int64)
+    matched = one_kind == Kind.ADMIT_PREFIX
+    opening[one[is_admit]] = np.where(matched, tickets[places], 0)[is_admit]
     is_launch = (kinds == Kind.LAUNCH)[order]
     launched[number[is_launch]] = order[is_launch]
     is_extend = one_kind == Kind.EXTEND
@@ -68,20 +74,22 @@ def plan_requests(
     seen = np.zeros(size, bool)
     seen[number] = seen[one] = True
     end = np.full(size, -1)
-    end[one[one_kind == Kind.RELEASE]] = places[one_kind == Kind.RELEASE]
+    leaves = np.isin(one_kind, _RELEASES)
+    end[one[leaves]] = places[leaves]
     states: dict[int, RequestState | None] = {}
     touched = np.flatnonzero(seen)
-    for request, begin, stop, more, at, more_launched in zip(
+    for request, begin, stop, more, at, more_launched, tokens_matched in zip(
         touched.tolist(), admitted[touched].tolist(), end[touched].tolist(),
         grown[touched].tolist(), launched[touched].tolist(), grown_launched[touched].tolist(),
-        strict=True,
+        opening[touched].tolist(), strict=True,
     ):  # fmt: skip
         if stop > begin:
             states[request] = None
             if begin < 0 and request not in requests:
                 return None
             continue
-        known = RequestState() if begin >= 0 else requests.get(request)
+        fresh = RequestState(tokens_matched, tokens_matched)
+        known = fresh if begin >= 0 else requests.get(request)
         if known is None:
             return None
         if at > begin:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bandscope.allocator import events
-from bandscope.allocator.operations import Operation, Outcome
+from bandscope.allocator.operations import Admit, Checkpoint, Operation, Outcome
 from bandscope.allocator.tables import Pages
 
 
@@ -32,8 +32,33 @@ class BandCounters:
         return {**self.__dict__, "band_moves": dict(self.band_moves)}
 
 
+@dataclass
+class CacheCounters:
+    """What the prefix cache did. `admissions`: with a cache; `matches` of them found something,
+    `hit_tokens` in all. `shared`: pages that requests came to share. `checkpoints`: states kept;
+    `stalls`: states that there was no slot for. `evictions`: demands that cached pages went for;
+    `evicted`: these pages, by band."""
+
+    admissions: int = 0
+    matches: int = 0
+    hit_tokens: int = 0
+    shared: int = 0
+    checkpoints: int = 0
+    stalls: int = 0
+    evictions: int = 0
+    evicted: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def happened(self) -> bool:
+        """Whether there was a cache to count of."""
+        return self != CacheCounters()
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.__dict__, "evicted": dict(self.evicted)}
+
+
 class Counters(events.NullObserver):
-    """Counts by band, operation, barrier and refusal."""
+    """Counts by band, operation, barrier and refusal, and of the prefix cache."""
 
     def __init__(self) -> None:
         self.bands: dict[str, BandCounters] = {}
@@ -41,6 +66,8 @@ class Counters(events.NullObserver):
         self.barriers: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self.last_refusal: events.Refusal | None = None
+        self.cache = CacheCounters()
+        self._going = 0  # pages whose eviction was told and that are still there
 
     def band(self, name: str) -> BandCounters:
         """The counters of a band, zero before its first event."""
@@ -52,6 +79,14 @@ class Counters(events.NullObserver):
         """Count the operation, under its name when done, with its reason when refused."""
         name = operation.kind
         self.operations[name if outcome.ok else f"{name} refused: {outcome.reason}"] += 1
+        if outcome.ok and outcome.value is not None:
+            if isinstance(operation, Admit):
+                self.cache.admissions += 1
+                self.cache.matches += outcome.value > 0
+                self.cache.hit_tokens += outcome.value
+            elif isinstance(operation, Checkpoint):
+                self.cache.checkpoints += outcome.value > 0
+                self.cache.stalls += not outcome.value
 
     def lease_begin(
         self, holder: events.Holder, band: str, virtual: Pages, physical: Pages, lease: int
@@ -69,6 +104,19 @@ class Counters(events.NullObserver):
             counters = self.band(band)
             counters.freed += virtual.size
             counters.held -= virtual.size
+            # Pages that the cache swaps for others go as well, but for no demand.
+            if self._going and type(holder) is int and holder == events.CACHE:
+                self.cache.evicted[band] += virtual.size
+                self._going -= virtual.size
+
+    def share(self, request: int, first_page: int, virtual: Pages) -> None:
+        """Count pages that a request came to share."""
+        self.cache.shared += virtual.size
+
+    def evict(self, demand: tuple[int, ...], counts: tuple[int, ...]) -> None:
+        """Count an eviction; its pages follow."""
+        self.cache.evictions += 1
+        self._going = sum(counts)
 
     def page_move(
         self,
@@ -114,4 +162,5 @@ class Counters(events.NullObserver):
             "operations": dict(self.operations),
             "barriers": dict(self.barriers),
             "refusals": dict(self.refusals),
+            **({"prefix_cache": self.cache.to_json()} if self.cache.happened else {}),
         }

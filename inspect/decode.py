@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bandscope.allocator import events
-from bandscope.allocator.operations import Operation, Outcome
+from bandscope.allocator.operations import Operation, Outcome, Publish
 from bandscope.inspect import format as form
 from bandscope.inspect.format import Kind, unpack_lists
 from bandscope.inspect.operation_codec import decode_operation
@@ -72,7 +72,13 @@ class Event:
 
     @property
     def kind(self) -> str:
-        return "Outcome" if isinstance(self.body, Outcome) else type(self.body).__name__
+        return name_of(self.body)
+
+
+def name_of(body: Body) -> str:
+    """What an event is called. Publishing a prefix has a name of its own beside the publishing of
+    table rows."""
+    return "PublishPrefix" if isinstance(body, Publish) else type(body).__name__
 
 
 class Decoder:
@@ -126,7 +132,7 @@ class Decoder:
             batch = self.batch(index) if Kind.DECODE <= kind <= Kind.LAUNCH and (
                 kind != Kind.RELEASE
             ) else ()
-            text = segment.text(c) if kind == Kind.RELEASE else ""
+            text = segment.text(c) if kind in (Kind.RELEASE, Kind.RELEASE_PREFIX) else ""
             return decode_operation(kind, flags, b, c, batch, text, segment.payload(index))
         if kind == Kind.OUTCOME:
             value = None if b == form.NO_VALUE else b
@@ -166,6 +172,11 @@ class Decoder:
                 return events.Refusal(
                     told["reason"], tuple(told["demand"]), tuple(told["live"]), fixed
                 )
+            case Kind.SHARE:
+                return events.Share(b, c, self.pages(index)[0])
+            case Kind.EVICTION:
+                demand, counts = unpack_lists(segment.payload(index))
+                return events.Eviction(tuple(demand.tolist()), tuple(counts.tolist()))
         name = self.band_names[band]
         match kind:
             case Kind.BAND_MOVE:
@@ -194,6 +205,10 @@ class Decoder:
                 return events.Pending(name, self.pages(index)[0], b)
             case Kind.RECLAIM:
                 return events.Reclaim(name, self.pages(index)[0])
+            case Kind.STATE_COPY:
+                source, destination, low = a >> 32, b >> 32, 0xFFFFFFFF
+                why = segment.text(c)
+                return events.StateCopy(name, source, destination, a & low, b & low, why)
         return None
 
     def _holder(self, flags: int, b: int, each: list[np.ndarray]) -> events.Holder:

@@ -17,6 +17,9 @@ import numpy as np
 
 FORMAT_VERSION = 1
 HEADER_NAME = "trace.json"
+# What a trace may use beyond the first version's records; a reader needs to know all that it uses.
+PREFIX_CACHE = "prefix cache"
+FEATURES = frozenset({PREFIX_CACHE})
 EVENTS_MAGIC, PAGES_MAGIC = b"BNDSCOPE", b"BNDPAGES"
 
 # Head of both files: magic, format, segment, trace id, first sequence, wall clock ns, trace clock ns,
@@ -74,6 +77,10 @@ class Kind(IntEnum):
     COMPLETE = 22
     COMPACT = 23
     SET_GATE = 24
+    ADMIT_PREFIX = 25
+    RELEASE_PREFIX = 26
+    PUBLISH_PREFIX = 27
+    CHECKPOINT = 28
     OPERATION = 31
     # What became of the operation.
     OUTCOME = 32
@@ -89,16 +96,32 @@ class Kind(IntEnum):
     DONE = 56
     PUBLISH = 57
     REFUSAL = 58
+    SHARE = 59
+    EVICTION = 60
+    STATE_COPY = 61
+
+
+# What a record is called where that is not its own name: the same operation with more to tell.
+_CALLED = {Kind.ADMIT_PREFIX: "Admit", Kind.RELEASE_PREFIX: "Release"}
+
+
+def kind_name(kind: int) -> str:
+    """The name of what a record holds, `LeaseBegin`; of an unknown one its number."""
+    try:
+        known = Kind(kind)
+    except ValueError:
+        return f"kind {kind}"
+    return _CALLED.get(known) or "".join(part.title() for part in known.name.split("_"))
 
 
 FIRST_OPERATION, LAST_OPERATION = Kind.ADMIT, Kind.OPERATION
-FIRST_EFFECT = Kind.BAND_MOVE
+FIRST_EFFECT, LAST_EFFECT = Kind.BAND_MOVE, max(Kind)
 BOOKKEEPING = frozenset(
     {Kind.HEADER, Kind.KEYFRAME, Kind.CHECK, Kind.TRAILER, Kind.LOST, Kind.TEXT, Kind.STACK}
 )
 
 # Flags, by kind.
-INLINE = 1  # page records: the one page is in the record, there is no payload
+INLINE = 1  # page records and SHARE: the one page is in the record, there is no payload
 SAME_BATCH = 1  # DECODE, TRIM_WINDOW, LAUNCH: the requests are those of record number `c`
 URGENT = 2  # PAGE_MOVE, COMPACT
 HOLDER_EACH = 4  # LEASE_BEGIN, LEASE_END: a holder per page, as a list after the pages
@@ -106,6 +129,7 @@ HOLDER_TEXT = 8  # LEASE_BEGIN, LEASE_END: `b` is the number of the holder's tex
 PIN = 16  # LEASE_BEGIN, LEASE_END: `c` is the number of the lease
 OK = 1  # OUTCOME
 CLOSED = 1  # SET_GATE
+PUBLISHES = 1  # RELEASE_PREFIX
 
 # How a trace or a segment ended, by the flags of its TRAILER.
 ENDINGS = ("clean", "continued in the next segment", "disk full", "recording stopped")
@@ -162,6 +186,20 @@ def pack_numbers(numbers: Sequence[int]) -> bytes:
         return struct.pack(f"<I{count}i", count, *numbers)
     except struct.error:
         return struct.pack(f"<I{count}q", _WIDE << 30 | count, *numbers)
+
+
+def pack_key(key: Sequence[int]) -> bytes:
+    """The key of a prefix as a list: as int32 where its numbers fit, else as int64. `ValueError` or
+    `OverflowError` when one is no integer of 64 bits."""
+    if not len(key):
+        return _LIST.pack(0)
+    values = np.asarray(key)
+    if values.dtype.kind not in "iu" or values.ndim != 1 or values.dtype == np.uint64:
+        raise ValueError("a key is a list of integers of 64 bits")
+    narrow = values.astype(_I32)
+    if np.array_equal(narrow, values):
+        return _LIST.pack(values.size) + narrow.tobytes()
+    return _LIST.pack(_WIDE << 30 | values.size) + values.astype(_I64).tobytes()
 
 
 def unpack_numbers(payload: bytes) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.errors import TraceError
 from bandscope.inspect import registry
-from bandscope.inspect.format import FORMAT_VERSION, HEADER_NAME
+from bandscope.inspect.format import FORMAT_VERSION, HEADER_NAME, PREFIX_CACHE
 
 _PACKAGES = ("bandscope", "numpy", "torch", "triton", "zstandard")
 
@@ -71,6 +71,7 @@ def make_header(
         "versions": {name: _version(name) for name in _PACKAGES},
         "gpu": _gpu(arena),
         "revision": revision(),
+        **({"features": [PREFIX_CACHE]} if books.config.prefix_cache else {}),
     }
 
 

@@ -14,7 +14,8 @@ from bandscope.inspect.state import ArenaState
 @dataclass(frozen=True)
 class BandAt:
     """One band; counts in pages, `extent_bytes` `[start, stop)`. `gap_bytes`: free bytes above it, up
-    to the next band that exists or the end of the arena."""
+    to the next band that exists or the end of the arena. `cached`: live pages of the prefix cache,
+    None without one."""
 
     name: str
     kind: str
@@ -27,17 +28,20 @@ class BandAt:
     pinned: int
     gap_bytes: int
     unpublished: int
+    cached: int | None = None
 
 
 @dataclass(frozen=True)
 class RequestAt:
-    """One running request; `pages` by band name."""
+    """One running request; `pages` by band name: its own, beside `shared` pages of every token band
+    that are the prefix cache's (None without one)."""
 
     request: int
     length: int
     launched: int
     last_ticket: int
     pages: dict[str, int]
+    shared: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,22 @@ class Instant:
     requests: list[RequestAt]
     leases: list[dict[str, Any]]
 
+    @property
+    def has_cache(self) -> bool:
+        """Whether the arena has a prefix cache."""
+        return any(band.cached is not None for band in self.bands)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data; arrays are left to `reader.as_json`."""
         return {
             **self.__dict__,
-            "bands": [band.__dict__ for band in self.bands],
-            "requests": [request.__dict__ for request in self.requests],
+            "bands": [_told(band) for band in self.bands],
+            "requests": [_told(request) for request in self.requests],
         }
+
+
+def _told(part: BandAt | RequestAt) -> dict[str, Any]:
+    return {name: value for name, value in part.__dict__.items() if value is not None}
 
 
 def instant_of(state: ArenaState) -> Instant:
@@ -103,6 +116,7 @@ def _bands(state: ArenaState) -> list[BandAt]:
                 band.name, band.kind, band.page_bytes, band.extent, (start, stop), counts["live"],
                 counts["hole"], counts["pending"], counts["pinned"],
                 above - stop if stop > start else 0, int(band.unpublished_rows().size),
+                band.cached() if state.has_cache else None,
             )  # fmt: skip
         )
     return bands
@@ -116,6 +130,9 @@ def _requests(state: ArenaState) -> list[RequestAt]:
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             held.setdefault(number, {})[band.name] = count
     return [
-        RequestAt(number, known.length, known.launched, known.last_ticket, held[number])
+        RequestAt(
+            number, known.length, known.launched, known.last_ticket, held[number],
+            len(state.shared.get(number, ())) if state.has_cache else None,
+        )
         for number, known in sorted(state.requests.items())
     ]

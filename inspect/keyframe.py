@@ -28,9 +28,9 @@ def encode(snapshot: dict[str, Any]) -> bytes:
 
 def encode_raw(snapshot: dict[str, Any]) -> bytes:
     """The same before compression."""
-    arrays: list[bytes] = []
+    arrays = _Arrays()
     tree = json.dumps(_strip(snapshot, arrays), separators=(",", ":")).encode()
-    return b"".join([_SIZES.pack(len(tree), len(arrays)), tree, *arrays])
+    return b"".join([_SIZES.pack(len(tree), len(arrays.parts)), tree, *arrays.parts])
 
 
 def decode(payload: bytes | memoryview) -> dict[str, Any]:
@@ -54,12 +54,26 @@ def decode_raw(raw: bytes) -> dict[str, Any]:
     return result
 
 
-def _strip(value: Any, arrays: list[bytes]) -> Any:
+class _Arrays:
+    """The arrays of a tree, one after the other: a prefix cache has two for each of its nodes."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+
+    def add(self, data: bytes) -> int:
+        """Where it lies."""
+        offset = self.size
+        self.parts.append(data)
+        self.size += len(data)
+        return offset
+
+
+def _strip(value: Any, arrays: _Arrays) -> Any:
     """`value` as JSON, its arrays replaced by `{"@": [dtype, wanted dtype, shape, byte offset]}`."""
     if isinstance(value, np.ndarray):
         narrow = _narrow(value)
-        offset = sum(map(len, arrays))
-        arrays.append(narrow.tobytes())
+        offset = arrays.add(narrow.tobytes())
         return {"@": [narrow.dtype.str, value.dtype.str, list(value.shape), offset]}
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value):

@@ -13,9 +13,11 @@ from bandscope.allocator.errors import TraceError
 from bandscope.inspect import format as form
 from bandscope.inspect.decode import Event
 from bandscope.inspect.format import Kind
+from bandscope.inspect.operation_codec import told_fields
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.segment_reader import SegmentReader
 from bandscope.inspect.selection import band_index, first_timeline, gaps, operation_at, scan
+from bandscope.inspect.spelling import who
 from bandscope.inspect.timeline import Timeline
 
 _PAGE_KINDS = (
@@ -26,8 +28,9 @@ _PAGE_KINDS = (
 @dataclass(frozen=True)
 class LifeEvent:
     """One thing that happened to a page. `what`: `held` (when the trace begins), `leased`, `moved`,
-    `pinned`, `unpinned`, `published`, `freed`, `pending`, `reusable` or `unknown` (damage).
-    `operation`: what did it, in words; `detail`: whatever else is known."""
+    `pinned`, `unpinned`, `published`, `shared` (the prefix cache owns it), `copied` and `written`
+    (states), `freed`, `pending`, `reusable` or `unknown` (damage). `operation`: what did it, in words;
+    `detail`: whatever else is known."""
 
     sequence: int
     time_ns: int
@@ -84,6 +87,7 @@ class _Follower:
         self.timeline = timeline
         state = timeline.state
         self.name = state.bands[band].name
+        self.is_state = band == state.state_band
         # Window pages share their names with those of the band of full attention.
         self.naming = band if band == state.state_band else state.full
         self.physical = -1
@@ -145,7 +149,7 @@ class _Follower:
             pins = self._pins(self.physical)
             yield LifeEvent(
                 sequence, state.time_ns, self.generation, what, self.physical, "",
-                f"by request {owner} since before event {sequence:,}{pins and ', pinned by ' + pins}",
+                f"by {who(owner)} since before event {sequence:,}{pins and ', pinned by ' + pins}",
             )  # fmt: skip
 
     def _sieve(self, segment: SegmentReader) -> np.ndarray:
@@ -159,6 +163,10 @@ class _Follower:
         mask &= ~(end & inline & (a != self.virtual))
         # Whoever frees the page of the naming band ends the generation.
         mask |= end & (records["band"] == self.naming) & (~inline | (a == self.virtual))
+        if self.is_state:
+            mask |= (kinds == Kind.STATE_COPY) & ours
+        else:
+            mask |= kinds == Kind.SHARE
         return mask
 
     def _step(self, event: Event) -> Iterator[LifeEvent]:
@@ -169,8 +177,16 @@ class _Follower:
                 yield from self._end(event, body)
             if body.owns and body.band == self.timeline.state.bands[self.naming].name:
                 self.generation += 1
+        elif isinstance(body, events.Share):
+            if self.physical >= 0 and self._has(body.virtual):
+                yield self._told(event, "shared", f"by request {body.request}; it is the cache's")
         elif getattr(body, "band", None) != self.name:
             return
+        elif isinstance(body, events.StateCopy):
+            if body.source == self.virtual:
+                yield self._told(event, "copied", f"to slot {body.destination} ({body.why})")
+            elif body.destination == self.virtual:
+                yield self._told(event, "written", f"a copy of slot {body.source} ({body.why})")
         elif isinstance(body, events.LeaseBegin) and self._has(body.virtual):
             yield from self._begin(event, body)
         elif isinstance(body, events.PageMove) and self._has(body.virtual):
@@ -256,9 +272,7 @@ class _Follower:
 
 
 def _who(holder: events.Holder, place: int) -> str:
-    if isinstance(holder, str):
-        return holder
-    return f"request {holder if isinstance(holder, int) else int(holder[place])}"
+    return who(holder if isinstance(holder, int | str) else int(holder[place]))
 
 
 def _operation(trace: Trace, sequence: int) -> str:
@@ -380,5 +394,4 @@ def _waits(trace: Trace, life: LeaseLife, event: Event, held: set[int]) -> None:
 
 
 def _fields(operation: Any) -> dict[str, Any]:
-    told = {name: getattr(operation, name) for name in operation.__dataclass_fields__}
-    return {"kind": operation.kind, **told}
+    return {"kind": operation.kind, **told_fields(operation)}

@@ -16,14 +16,15 @@ from bandscope.allocator.arena import Arena
 from bandscope.allocator.band import HOLE, LIVE, PENDING
 from bandscope.allocator.errors import TraceError
 from bandscope.allocator.facts import BandFacts
-from bandscope.inspect.counters import Counters
+from bandscope.inspect.counters import CacheCounters, Counters
 from bandscope.inspect.state import ArenaState
 
 Source = Arena | ArenaState | Sequence[BandFacts]
 
 _BAND_GAUGES = (
     ("held", "with an owner: a request or the prefix cache"),
-    ("cached", "held by the prefix cache alone"),
+    ("cached", "that the prefix cache owns; they are held as well"),
+    ("evictable", "that the prefix cache owns and nobody uses, so that they go when memory is short"),
     ("pinned", "that a lease pins, so that they neither move nor get reused"),
     ("pending", "that hold nothing and wait for launched work"),
     ("holes", "of the extent that hold nothing and are ready for reuse"),
@@ -68,7 +69,9 @@ class Metrics:
     def _bands(self) -> Iterator[Any]:
         bands = _figures(self.source)
         for name, what in _BAND_GAUGES:
-            told = [(band, getattr(band, name)) for band in bands]
+            told: list[tuple[_Figures, _Amount | None]] = [
+                (band, getattr(band, name)) for band in bands
+            ]
             texts = f"Pages {what}.", f"Bytes of pages {what}."
             yield from self._pages_and_bytes(name, *texts, told)
         estimates = [(band, band.available) for band in bands]
@@ -152,6 +155,8 @@ class Metrics:
             "barriers", "Barriers that were placed.", ["kind", "why"],
             [(list(key.partition(": ")[::2]), times) for key, times in counters.barriers.items()],
         )  # fmt: skip
+        if counters.cache.happened:
+            yield from self._of_cache(counters.cache)
         yield self._counter(
             "refusals", "Demands that no layout served.", ["reason"],
             [([reason], times) for reason, times in counters.refusals.items()],
@@ -160,6 +165,22 @@ class Metrics:
             "operations", "Operations, by what became of them: `ok` or the reason of the refusal.",
             ["operation", "outcome"],
             [([*_operation(key)], times) for key, times in counters.operations.items()],
+        )  # fmt: skip
+
+    def _of_cache(self, cache: CacheCounters) -> Iterator[Any]:
+        for name, text, value in (
+            ("cache_admissions", "Requests admitted beside a prefix cache.", cache.admissions),
+            ("cache_matches", "Requests whose prefix the cache had.", cache.matches),
+            ("cache_hit_tokens", "Tokens that requests began with.", cache.hit_tokens),
+            ("cache_shared_pages", "Pages that requests came to share.", cache.shared),
+            ("cache_checkpoints", "States that were kept.", cache.checkpoints),
+            ("cache_checkpoint_stalls", "States that there was no slot for.", cache.stalls),
+            ("cache_evictions", "Demands that cached pages went for.", cache.evictions),
+        ):
+            yield self._counter(name, text, [], [([], value)])
+        yield self._counter(
+            "cache_evicted_pages", "Cached pages that went for a demand.", ["band"],
+            [([name], pages) for name, pages in cache.evicted.items()],
         )  # fmt: skip
 
     def _counter(
@@ -194,6 +215,7 @@ class _Figures:
     stop_byte: int
     held: _Amount
     cached: _Amount
+    evictable: _Amount | None
     pinned: _Amount
     pending: _Amount
     holes: _Amount
@@ -214,6 +236,7 @@ def _figures(source: Source) -> list[_Figures]:
                 band.count(PENDING),
                 int(np.count_nonzero(band.pins[band.slice])),
                 -1,
+                band.cached() if source.has_cache else 0,
             )
             for band in source.bands
         ]
@@ -222,10 +245,14 @@ def _figures(source: Source) -> list[_Figures]:
     gaps: list[_Amount] | list[None] = [None] * len(facts)
     if isinstance(source, Arena | ArenaState):
         gaps = _gaps(facts, *_size(source))
-    return [_of_band(band, gap) for band, gap in zip(facts, gaps, strict=True)]
+    # A trace does not tell what of a window is held.
+    told = source.books.cache is not None if isinstance(source, Arena) else (
+        not isinstance(source, ArenaState) and any(band.cached for band in facts)
+    )
+    return [_of_band(band, gap, told) for band, gap in zip(facts, gaps, strict=True)]
 
 
-def _of_band(band: BandFacts, gap: _Amount | None) -> _Figures:
+def _of_band(band: BandFacts, gap: _Amount | None, told: bool) -> _Figures:
     def amount(pages: int) -> _Amount:
         return _Amount(pages, pages * band.page_bytes)
 
@@ -235,8 +262,8 @@ def _of_band(band: BandFacts, gap: _Amount | None) -> _Figures:
         band.start_byte,
         band.stop_byte,
         held=amount(band.live),
-        # Facts of an arena without a prefix cache do not speak of one.
-        cached=amount(getattr(band, "cached", 0)),
+        cached=amount(band.cached),
+        evictable=amount(band.evictable) if told else None,
         pinned=amount(band.pinned),
         pending=amount(band.pending),
         holes=amount(band.holes),

@@ -12,12 +12,33 @@ import numpy as np
 
 from bandscope.allocator import operations as ops
 from bandscope.allocator.operations import Operation
-from bandscope.inspect.format import CLOSED, NO_BAND, URGENT, Kind
+from bandscope.inspect.format import (
+    CLOSED,
+    NO_BAND,
+    PUBLISHES,
+    URGENT,
+    Kind,
+    pack_key,
+    pack_numbers,
+    unpack_lists,
+)
 
 if TYPE_CHECKING:
     from bandscope.inspect.recorder import Recorder
 
 _BY_NAME = {kind.__name__: kind for kind in Operation.__subclasses__()}
+# What only an arena with a prefix cache is asked; not told where it is not asked for.
+_OPTIONAL = {"key": (), "limit_tokens": None, "publish": False}
+
+
+def told_fields(operation: Operation) -> dict[str, Any]:
+    """The fields of an operation by name, without those of the prefix cache that it does not use."""
+    told = {item.name: getattr(operation, item.name) for item in fields(operation)}
+    return {
+        name: value
+        for name, value in told.items()
+        if name not in _OPTIONAL or value != _OPTIONAL[name]
+    }
 
 
 def as_json(value: Any) -> bytes:
@@ -31,12 +52,17 @@ def _plain(value: Any) -> Any:
 
 def encode_as_json(recorder: Recorder, operation: Operation, now: int) -> None:
     """Write any operation down as JSON: the rare ones, and those whose numbers fit no record."""
-    told = {item.name: getattr(operation, item.name) for item in fields(operation)}
-    data = as_json({"kind": operation.kind, **told})
+    data = as_json({"kind": operation.kind, **told_fields(operation)})
     recorder.append(Kind.OPERATION, 0, NO_BAND, recorder.payload(data), now, 0, 0)
 
 
 def _admit(recorder: Recorder, op: ops.Admit, now: int) -> None:
+    if op.key or op.limit_tokens is not None:
+        _check_fits(op.request, op.state_slots)
+        limit = b"" if op.limit_tokens is None else pack_numbers((op.limit_tokens,))
+        length = recorder.payload(pack_key(op.key) + limit)
+        recorder.append(_ADMIT_PREFIX, 0, 0, length, now, op.request, op.state_slots)
+        return
     recorder.append(_ADMIT, 0, 0, 0, now, op.request, op.state_slots)
 
 
@@ -45,7 +71,26 @@ def _extend(recorder: Recorder, op: ops.Extend, now: int) -> None:
 
 
 def _release(recorder: Recorder, op: ops.Release, now: int) -> None:
-    recorder.append(_RELEASE, 0, 0, 0, now, op.request, recorder.text(op.why))
+    why = recorder.text(op.why)
+    if op.publish or op.key:
+        _check_fits(op.request)
+        length = recorder.payload(pack_key(op.key))
+        flags = PUBLISHES if op.publish else 0
+        recorder.append(_RELEASE_PREFIX, flags, 0, length, now, op.request, why)
+        return
+    recorder.append(_RELEASE, 0, 0, 0, now, op.request, why)
+
+
+def _publish(recorder: Recorder, op: ops.Publish, now: int) -> None:
+    _check_fits(op.request)
+    length = recorder.payload(pack_key(op.key))
+    recorder.append(_PUBLISH_PREFIX, 0, 0, length, now, op.request, 0)
+
+
+def _checkpoint(recorder: Recorder, op: ops.Checkpoint, now: int) -> None:
+    _check_fits(op.request)
+    length = recorder.payload(pack_key(op.key))
+    recorder.append(_CHECKPOINT, 0, 0, length, now, op.request, 0)
 
 
 def _complete(recorder: Recorder, op: ops.Complete, now: int) -> None:
@@ -75,13 +120,21 @@ def _launch(recorder: Recorder, op: ops.Launch, now: int) -> None:
     recorder.batch(_LAUNCH, op.requests, now)
 
 
+def _check_fits(request: int, slots: int = 0) -> None:
+    """`ValueError` when a record has no room for these: found out before its payload is written."""
+    if not (-(1 << 63) <= request < 1 << 63 and 0 <= slots < 1 << 32):
+        raise ValueError
+
+
 # Plain integers: looking up a member of an enumeration costs as much as writing a field.
 _ADMIT, _EXTEND, _RELEASE = int(Kind.ADMIT), int(Kind.EXTEND), int(Kind.RELEASE)
 _COMPLETE, _COMPACT, _SET_GATE = int(Kind.COMPLETE), int(Kind.COMPACT), int(Kind.SET_GATE)
+_ADMIT_PREFIX, _RELEASE_PREFIX = int(Kind.ADMIT_PREFIX), int(Kind.RELEASE_PREFIX)
+_PUBLISH_PREFIX, _CHECKPOINT = int(Kind.PUBLISH_PREFIX), int(Kind.CHECKPOINT)
 _DECODE, _TRIM_WINDOW, _LAUNCH = int(Kind.DECODE), int(Kind.TRIM_WINDOW), int(Kind.LAUNCH)
 
 # What an encoder raises when a number fits no record; nothing was written then.
-UNFIT = (struct.error, TypeError, ValueError)
+UNFIT = (struct.error, TypeError, ValueError, OverflowError)
 ENCODERS: dict[type, Callable[[Recorder, Any, int], None]] = {
     ops.Admit: _admit,
     ops.Extend: _extend,
@@ -92,6 +145,8 @@ ENCODERS: dict[type, Callable[[Recorder, Any, int], None]] = {
     ops.Complete: _complete,
     ops.Compact: _compact,
     ops.SetGate: _set_gate,
+    ops.Publish: _publish,
+    ops.Checkpoint: _checkpoint,
 }
 
 
@@ -121,10 +176,25 @@ def decode_operation(
             return ops.Compact(bool(flags & URGENT), None if b < 0 else b)
         case Kind.SET_GATE:
             return ops.SetGate(closed=bool(flags & CLOSED))
+        case Kind.ADMIT_PREFIX:
+            key, *limit = unpack_lists(payload)
+            limit_tokens = int(limit[0][0]) if limit else None
+            return ops.Admit(b, c, tuple(key.tolist()), limit_tokens)
+        case Kind.RELEASE_PREFIX:
+            return ops.Release(b, text, bool(flags & PUBLISHES), _key(payload))
+        case Kind.PUBLISH_PREFIX:
+            return ops.Publish(b, _key(payload))
+        case Kind.CHECKPOINT:
+            return ops.Checkpoint(b, _key(payload))
         case Kind.OPERATION:
             return _from_json(payload)
         case _:
             raise ValueError(f"record kind {kind} is no operation")
+
+
+def _key(payload: bytes) -> tuple[int, ...]:
+    (key,) = unpack_lists(payload)
+    return tuple(key.tolist())
 
 
 def _from_json(payload: bytes) -> Operation:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from bandscope.allocator import events
 from bandscope.inspect import format as form
-from bandscope.inspect.decode import decoder_for
+from bandscope.inspect.decode import decoder_for, name_of
 from bandscope.inspect.format import Kind
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.segment_reader import SegmentReader
@@ -42,9 +43,27 @@ class MoveStats:
     extent_changes: int = 0
 
 
+@dataclass
+class CacheStats:
+    """The prefix cache: requests that were admitted with a key and how many of them found something
+    there (`matches`), with `hit_tokens` in all; pages that requests came to share (`shared`); states
+    that were kept (`checkpoints`) and those that there was no slot for (`stalls`); demands that cached
+    pages went for (`evictions`), and these pages by band (`evicted`)."""
+
+    asked: int = 0
+    matches: int = 0
+    hit_tokens: int = 0
+    shared: int = 0
+    checkpoints: int = 0
+    stalls: int = 0
+    evictions: int = 0
+    evicted: dict[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class TraceStats:
-    """Figures over events `[start, stop)`; `unanswered`: operations without an outcome."""
+    """Figures over events `[start, stop)`; `unanswered`: operations without an outcome; `cache`: None
+    for an arena without one."""
 
     start: int
     stop: int
@@ -54,6 +73,7 @@ class TraceStats:
     bands: list[MoveStats]
     barriers: dict[str, int]
     unanswered: int
+    cache: CacheStats | None = None
 
     @property
     def events_per_second(self) -> float | None:
@@ -66,6 +86,7 @@ class TraceStats:
             "events_per_second": self.events_per_second,
             "operations": [operation.__dict__ for operation in self.operations],
             "bands": [band.__dict__ for band in self.bands],
+            "cache": None if self.cache is None else self.cache.__dict__,
         }
 
 
@@ -87,11 +108,15 @@ def operation_stats(trace: Trace, start: int | None = None, stop: int | None = N
     stop = trace.stop if stop is None else min(stop, trace.stop)
     counts = _Counts()
     bands = [MoveStats(band["name"]) for band in trace.header["bands"]]
+    has_cache = trace.header["arena"]["config"].get("prefix_cache")
+    cache = CacheStats(evicted={band.band: 0 for band in bands}) if has_cache else None
     for segment in trace.segments(start, stop):
         first = max(0, start - segment.first_sequence)
         last = max(first, min(len(segment), stop - segment.first_sequence))
         _count_operations(trace, segment, first, last, counts)
         _count_effects(trace, segment, first, last, counts, bands)
+        if cache is not None:
+            _count_cache(trace, segment, first, last, cache)
     operations = [
         OperationStats(kind, count, dict(counts.refused[kind]), _spread(counts.latencies[kind]))
         for kind, count in counts.asked.most_common()
@@ -99,7 +124,7 @@ def operation_stats(trace: Trace, start: int | None = None, stop: int | None = N
     seconds = (counts.last_ns - (counts.first_ns or 0)) / 1e9
     return TraceStats(
         start, stop, counts.events, seconds, operations, bands, dict(counts.barriers),
-        counts.unanswered,
+        counts.unanswered, cache,
     )  # fmt: skip
 
 
@@ -149,13 +174,13 @@ def _names(trace: Trace, segment: SegmentReader, indexes: np.ndarray) -> np.ndar
     table = np.full(form.LAST_OPERATION + 1, "unknown", object)
     for kind in Kind:
         if kind <= form.LAST_OPERATION:
-            table[kind] = "".join(part.title() for part in kind.name.split("_"))
+            table[kind] = form.kind_name(kind)
     kinds = segment.records["kind"][indexes]
     names: np.ndarray = table[kinds]
     decoder = decoder_for(trace, segment)
     for place in np.flatnonzero(kinds == Kind.OPERATION).tolist():
         body = decoder.body(int(indexes[place]))
-        names[place] = "unknown" if body is None else type(body).__name__
+        names[place] = "unknown" if body is None else name_of(body)
     return names.astype(str)
 
 
@@ -186,3 +211,32 @@ def _count_effects(
             setattr(band, name, getattr(band, name) + more)
         band.rows_published += int(records["a"][mine & (kinds == Kind.PUBLISH)].sum())
         band.extent_changes += int(np.count_nonzero(mine & (kinds == Kind.BAND_MOVE)))
+
+
+def _count_cache(
+    trace: Trace, segment: SegmentReader, first: int, last: int, cache: CacheStats
+) -> None:
+    records, good = segment.records[first:last], segment.good[first:last]
+    kinds = records["kind"]
+    timed = np.flatnonzero((kinds >= form.FIRST_OPERATION) & (kinds <= Kind.OUTCOME) & good)
+    asked = timed[:-1][kinds[timed[1:]] == Kind.OUTCOME]
+    outcome = timed[1:][kinds[timed[1:]] == Kind.OUTCOME]
+    done = records["flags"][outcome] & form.OK != 0
+    values = records["b"][outcome]
+    admitted = done & (kinds[asked] == Kind.ADMIT_PREFIX)
+    kept = done & (kinds[asked] == Kind.CHECKPOINT)
+    cache.asked += int(np.count_nonzero(admitted))
+    cache.matches += int(np.count_nonzero(values[admitted] > 0))
+    cache.hit_tokens += int(values[admitted].sum())
+    cache.checkpoints += int(np.count_nonzero(values[kept] > 0))
+    cache.stalls += int(np.count_nonzero(values[kept] == 0))
+    shares = (kinds == Kind.SHARE) & good
+    inline = records["flags"] & form.INLINE != 0
+    cache.shared += int(np.where(inline, 1, records["a"])[shares].sum())
+    decoder = decoder_for(trace, segment)
+    for index in np.flatnonzero((kinds == Kind.EVICTION) & good).tolist():
+        body = decoder.body(first + index)
+        if isinstance(body, events.Eviction):
+            cache.evictions += 1
+            for name, pages in zip(cache.evicted, body.counts, strict=True):
+                cache.evicted[name] += pages

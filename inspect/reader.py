@@ -20,6 +20,7 @@ from bandscope.inspect import registry
 from bandscope.inspect.format import (
     CONTINUED,
     ENDINGS,
+    FEATURES,
     FORMAT_VERSION,
     HEADER_NAME,
     RECORD_BYTES,
@@ -55,6 +56,13 @@ class Trace:
             raise TraceError(
                 f"trace {self.path} has format {self.header['format']}, but this version reads format "
                 f"{FORMAT_VERSION}; open it with the version that wrote it "
+                f"({self.header.get('versions', {}).get('bandscope')})"
+            )
+        unknown = [one for one in self.header.get("features", ()) if one not in FEATURES]
+        if unknown:
+            raise TraceError(
+                f"trace {self.path} uses {', '.join(map(repr, unknown))}, which this version does not "
+                "know; open it with the version that wrote it "
                 f"({self.header.get('versions', {}).get('bandscope')})"
             )
         self._starts: list[int] = []

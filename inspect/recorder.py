@@ -43,6 +43,7 @@ _BAND_MOVE, _PAGE_MOVE = int(Kind.BAND_MOVE), int(Kind.PAGE_MOVE)
 _LEASE_BEGIN, _LEASE_END = int(Kind.LEASE_BEGIN), int(Kind.LEASE_END)
 _PENDING, _RECLAIM, _BARRIER = int(Kind.PENDING), int(Kind.RECLAIM), int(Kind.BARRIER)
 _LAUNCHED, _DONE, _PUBLISH = int(Kind.LAUNCHED), int(Kind.DONE), int(Kind.PUBLISH)
+_SHARE, _EVICTION, _STATE_COPY = int(Kind.SHARE), int(Kind.EVICTION), int(Kind.STATE_COPY)
 _INLINE = form.INLINE
 
 
@@ -417,6 +418,28 @@ class Recorder:
         """A demand was refused, with the layout it was refused for."""
         told = {"reason": reason, "demand": demand, "live": live, "fixed": fixed}
         self.append(Kind.REFUSAL, 0, _NO_BAND, self.payload(as_json(told)), 0, 0, 0)
+
+    def share(self, request: int, first_page: int, virtual: Pages) -> None:
+        """Pages of a request are the prefix cache's from now on."""
+        if virtual.size == 1:
+            self.append(_SHARE, _INLINE, _NO_BAND, 0, virtual.item(), request, first_page)
+            return
+        length = self.payload(pack_list(virtual))
+        self.append(_SHARE, 0, _NO_BAND, length, virtual.size, request, first_page)
+
+    def evict(self, demand: tuple[int, ...], counts: tuple[int, ...]) -> None:
+        """The prefix cache gives up pages for a demand."""
+        length = self.payload(form.pack_numbers(demand) + form.pack_numbers(counts))
+        self.append(_EVICTION, 0, _NO_BAND, length, sum(counts), 0, 0)
+
+    def state_copy(
+        self, band: str, source: int, destination: int, from_page: int, to_page: int, why: str
+    ) -> None:
+        """A state slot was copied to another; both fit into the record."""
+        self.append(
+            _STATE_COPY, 0, self._band_index[band], 0,
+            source << 32 | from_page, destination << 32 | to_page, self.text(why),
+        )  # fmt: skip
 
     # --- forks ----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ decision says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -42,7 +42,10 @@ class Engine(Protocol):
     lease holders, waiting. `fuzz.replay_engine` has one for every device."""
 
     arena_device: Device
-    observer: Observer | None  # is told the arena's effects as well
+
+    @property
+    def observers(self) -> Sequence[Observer]:
+        """Whoever is told the arena's effects as well."""
 
     def begin(self, arena: Arena) -> None:
         """The arena is as the keyframe says."""
@@ -107,8 +110,8 @@ def replay(
     texts = Texts()
     observer = RowObserver(arena, texts)
     arena.books.observer = observer
-    if engine is not None and engine.observer is not None:
-        arena.books.observer = Observers(observer, engine.observer)
+    if engine is not None and engine.observers:
+        arena.books.observer = Observers(observer, *engine.observers)
     report = ReplayReport(start, stop)
     for step in read_steps(trace, texts, start + 1, stop):
         difference = _try(trace, arena, step, observer, engine)

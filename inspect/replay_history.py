@@ -11,6 +11,7 @@ from bandscope.inspect.decode import read_events
 from bandscope.inspect.format import Kind
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.selection import band_index, operation_at
+from bandscope.inspect.spelling import who
 from bandscope.inspect.timeline import Timeline
 
 _KINDS = {
@@ -45,7 +46,7 @@ def page_history(trace: Trace, band: str, physical: int, stop: int, most: int = 
     found: list[PageEvent] = []
     if virtual >= 0:
         owner = int(known.owner[physical - known.base])
-        held = f"held virtual page {virtual} of request {owner}"
+        held = f"held virtual page {virtual} of {who(owner)}"
         found.append(PageEvent(state.sequence, f"{held} since before", ""))
     for event in read_events(trace, start, stop, _KINDS):
         body = event.body
@@ -89,6 +90,4 @@ def page_history(trace: Trace, band: str, physical: int, stop: int, most: int = 
 
 
 def _who(holder: events.Holder, place: int) -> str:
-    if isinstance(holder, str):
-        return holder
-    return f"request {holder if isinstance(holder, int) else int(holder[place])}"
+    return who(holder if isinstance(holder, int | str) else int(holder[place]))

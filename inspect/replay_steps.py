@@ -144,7 +144,8 @@ def _rows(segment: SegmentReader, texts: Texts, records: np.ndarray) -> list[Row
     a[outcome] = 0
     leases = (kinds == Kind.LEASE_BEGIN) | (kinds == Kind.LEASE_END)
     barrier = kinds == Kind.BARRIER
-    in_c = (kinds == Kind.BAND_MOVE) | barrier | (outcome & (flags & form.OK == 0))
+    in_c = (kinds == Kind.BAND_MOVE) | (kinds == Kind.STATE_COPY) | barrier
+    in_c |= outcome & (flags & form.OK == 0)
     in_b = barrier | (leases & (flags & form.HOLDER_TEXT > 0))
     for column, where in ((b, in_b), (c, in_c)):
         if where.any():
@@ -165,7 +166,7 @@ def _operations(trace: Trace, segment: SegmentReader, indexes: list[int]) -> Ite
         try:
             if kind in _BATCHES:
                 batch = decoder.batch(index)
-            elif kind == _RELEASE:
+            elif kind in _RELEASES:
                 text = segment.text(c)
             payload = segment.payload(index) if length and not batch else b""
             yield decode_operation(kind, flags, b, c, batch, text, payload)
@@ -177,7 +178,7 @@ def _operations(trace: Trace, segment: SegmentReader, indexes: list[int]) -> Ite
 
 
 _BATCHES = frozenset({int(Kind.DECODE), int(Kind.TRIM_WINDOW), int(Kind.LAUNCH)})
-_RELEASE = int(Kind.RELEASE)
+_RELEASES = frozenset({int(Kind.RELEASE), int(Kind.RELEASE_PREFIX)})
 
 
 class RowsAsSegment:

@@ -24,24 +24,30 @@ from bandscope.inspect.segment_reader import SegmentReader
 from bandscope.inspect.timeline import Timeline
 
 _TIME_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
-_OPERATIONS = [kind.__name__ for kind in Operation.__subclasses__()]
+_OPERATIONS = [
+    "PublishPrefix" if kind is ops.Publish else kind.__name__ for kind in Operation.__subclasses__()
+]
 # The names of events, and the records that they are in.
-KINDS: dict[str, frozenset[int]] = {
-    **{name: frozenset() for name in _OPERATIONS},
-    **{
-        "".join(part.title() for part in kind.name.split("_")): frozenset({int(kind)})
-        for kind in Kind
-        if kind not in (Kind.OPERATION, Kind.CHECK, Kind.TEXT)
-    },
-}
+KINDS: dict[str, frozenset[int]] = {name: frozenset() for name in _OPERATIONS}
+for _kind_of_record in Kind:
+    if _kind_of_record not in (Kind.OPERATION, Kind.CHECK, Kind.TEXT):
+        _called = form.kind_name(_kind_of_record)
+        KINDS[_called] = KINDS.get(_called, frozenset()) | {int(_kind_of_record)}
 for _operation in _OPERATIONS:
     KINDS[_operation] |= {Kind.OPERATION}  # what fits no record of its own kind
 _MARKS = ("Header", "Keyframe", "Trailer")
 GROUPS = {
     "operation": frozenset(range(form.FIRST_OPERATION, form.LAST_OPERATION + 1)),
-    "effect": frozenset(range(form.FIRST_EFFECT, Kind.REFUSAL + 1)),
+    "effect": frozenset(range(form.FIRST_EFFECT, form.LAST_EFFECT + 1)),
 }
 _SEVERAL = frozenset(range(form.FIRST_OPERATION, form.LAST_OPERATION + 1)) | {Kind.OUTCOME}
+
+
+# Records that name their one request by themselves.
+_NAMING = (
+    Kind.ADMIT, Kind.EXTEND, Kind.RELEASE, Kind.ADMIT_PREFIX, Kind.RELEASE_PREFIX,
+    Kind.PUBLISH_PREFIX, Kind.CHECKPOINT, Kind.SHARE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -329,8 +335,8 @@ def _may_name(segment: SegmentReader, request: int) -> np.ndarray:
     kinds = records["kind"]
     inline = records["flags"] & form.INLINE != 0
     leases = np.isin(kinds, (Kind.LEASE_BEGIN, Kind.LEASE_END))
-    in_record = np.isin(kinds, (Kind.ADMIT, Kind.EXTEND, Kind.RELEASE)) | (leases & inline)
-    mask: np.ndarray = np.isin(kinds, list(_SEVERAL)) | leases
+    in_record = np.isin(kinds, _NAMING) | (leases & inline)
+    mask: np.ndarray = np.isin(kinds, list(_SEVERAL)) | leases | (kinds == Kind.SHARE)
     mask &= ~in_record | (records["b"] == request)
     return mask
 
@@ -348,7 +354,7 @@ def names_request(body: Any, request: int) -> bool:
 
 
 def _touches(body: Any, first: int, last: int) -> bool:
-    if isinstance(body, ops.Lease):
+    if isinstance(body, ops.Lease | ops.Evict):
         return False
     pages = getattr(body, "virtual", None)
     if pages is None:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from bandscope.allocator import events
-from bandscope.allocator.operations import Outcome
+from bandscope.allocator.operations import Operation, Outcome
 from bandscope.inspect.decode import Event, Mark, Note, Stack, Violation
+from bandscope.inspect.operation_codec import told_fields
 
 
 def spell_runs(pages: Sequence[int] | np.ndarray, most: int = 6) -> str:
@@ -79,14 +80,35 @@ def spell_event(body: Any) -> str:
             return body.text
         case Violation():
             return f"{body.name}: {body.detail}"
+        case events.Share():
+            return (
+                f"request {body.request}: its pages from {body.first_page:,} on are the cache's "
+                f"{spell_runs(body.virtual)}"
+            )
+        case events.Eviction():
+            return f"{list(body.counts)} cached pages go for a demand of {list(body.demand)}"
+        case events.StateCopy():
+            return (
+                f"{body.band}: {body.source} at {body.from_page} copied to {body.destination} at "
+                f"{body.to_page} ({body.why})"
+            )
     told = ((name, value) for name, value in event_fields(body).items() if value is not None)
     return ", ".join(f"{name} {_spell(name, value)}" for name, value in told)
 
 
 def _spell(name: str, value: Any) -> str:
+    if name == "key":
+        return f"of {len(value):,}"
     if name in ("requests", "virtual", "pages"):
         return spell_runs(value)
     return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def who(holder: int | str) -> str:
+    """Whoever holds pages, in words."""
+    if holder == events.CACHE:
+        return "the cache"
+    return f"request {holder}" if isinstance(holder, int) else str(holder)
 
 
 def _holder(holder: events.Holder, verb: str) -> str:
@@ -94,11 +116,13 @@ def _holder(holder: events.Holder, verb: str) -> str:
         return f"requests {spell_runs(np.unique(holder))} {verb}"
     if isinstance(holder, np.ndarray):
         holder = int(holder[0])
-    return f"{holder} {verb}s" if isinstance(holder, str) else f"request {holder} {verb}s"
+    return f"{who(holder)} {verb}s"
 
 
 def event_fields(body: Any) -> dict[str, Any]:
     """The fields of an event's body, as they are."""
+    if isinstance(body, Operation):
+        return told_fields(body)
     return {name: getattr(body, name) for name in body.__dataclass_fields__}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bandscope.allocator.band import GAP, HOLE, LIVE, PENDING
+from bandscope.allocator.events import CACHE
 
 UNMAPPED = -1
 GLYPHS = {GAP: "gap", HOLE: "hole", LIVE: "live", PENDING: "pending"}
@@ -21,10 +22,10 @@ class BandState:
     """One band.
 
     By page, shape (capacity,): `state` (`GAP`, `HOLE`, `LIVE`, `PENDING`), `virtual` (−1: none),
-    `owner` (request, −1: none), `pins` (leases that pin it), `ticket` (that a pending page waits for,
-    0: none). By virtual page, shape (virtual capacity,): `page_of` (−1: unmapped), `leased_at` (the
-    event since which it is held, −1: since before the keyframe). `extent`: physical pages
-    `[first, stop)`, (0, 0) when empty. `unpublished`: virtual pages whose rows the device lacks.
+    `owner` (request, `CACHE`, −1: none), `pins` (leases that pin it), `ticket` (that a pending page
+    waits for, 0: none). By virtual page, shape (virtual capacity,): `page_of` (−1: unmapped),
+    `leased_at` (the event since which it is held, −1: since before the keyframe). `extent`: physical
+    pages `[first, stop)`, (0, 0) when empty. `unpublished`: virtual pages whose rows the device lacks.
     """
 
     def __init__(self, about: dict[str, Any], index: int) -> None:
@@ -57,6 +58,10 @@ class BandState:
     def count(self, state: int) -> int:
         """Pages of the extent in a state."""
         return int(np.count_nonzero(self.state[self.slice] == state))
+
+    def cached(self) -> int:
+        """Pages that the prefix cache owns."""
+        return int(np.count_nonzero(self.owner[self.slice] == CACHE))
 
     def pages(self, state: int) -> np.ndarray:
         """Physical pages in a state, ascending."""
@@ -160,8 +165,29 @@ class IdState:
         self.generation[: self.fresh] = snapshot["generation"]
 
 
+def cached_pages(cache: dict[str, Any]) -> np.ndarray:
+    """The virtual pages of the prefix cache of a keyframe, one after the other."""
+    parts = [np.asarray(part, np.int64) for part in cache["tree"]["pages"]]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def cached_slots(cache: dict[str, Any]) -> np.ndarray:
+    """The virtual state slots of the checkpoints of the prefix cache of a keyframe."""
+    return np.array([check[2] for check in cache["tree"]["checkpoints"]], np.int64)
+
+
+def shared_counts(cache: dict[str, Any]) -> dict[int, int]:
+    """By request, how many pages at the front of its sequence are the prefix cache's."""
+    return {request: pages for request, _, pages, *_ in cache["sharing"]}
+
+
 class ArenaState:
-    """The whole arena. `sequence`: the next event to come; everything before it is in."""
+    """The whole arena. `sequence`: the next event to come; everything before it is in.
+
+    `has_cache`: whether it has a prefix cache. `shared`: by request, the virtual pages at the front of
+    its sequence that are the cache's; `users`: by virtual page, how many requests share it (empty
+    without a cache).
+    """
 
     def __init__(self, header: dict[str, Any]) -> None:
         self.header = header
@@ -177,6 +203,9 @@ class ArenaState:
         self.state_ids = IdState(
             0 if self.state_band is None else len(self.bands[self.state_band].page_of)
         )
+        self.has_cache = bool(header["arena"].get("config", {}).get("prefix_cache"))
+        self.shared: dict[int, np.ndarray] = {}
+        self.users = np.zeros(len(self.ids.generation) if self.has_cache else 0, np.int32)
         self.requests: dict[int, RequestState] = {}
         self.pins: dict[int, Pin] = {}
         self.issued = 0
@@ -187,6 +216,33 @@ class ArenaState:
     def ids_of(self, band: int) -> IdState:
         """The id space that names the pages of a band."""
         return self.state_ids if band == self.state_band else self.ids
+
+    def share(
+        self, request: int, first_page: int, virtual: np.ndarray, before: int | None = None
+    ) -> None:
+        """These pages of a request, from its page `first_page` on, are the cache's. `before`: event
+        that says so, where later ones are in already: what was leased after it is another's."""
+        known = self.shared.get(request, virtual[:0])
+        self.users[known[first_page:]] -= 1
+        self.users[virtual] += 1
+        self.shared[request] = np.concatenate((known[:first_page], virtual))
+        for band in self.bands:
+            if band.index != self.state_band:
+                pages = band.page_of[virtual]
+                held = pages >= 0
+                if before is not None:
+                    held &= band.leased_at[virtual] < before
+                band.owner[pages[held] - band.base] = CACHE
+
+    def leave(self, request: int) -> None:
+        """A request has left: it shares nothing any more."""
+        known = self.shared.pop(request, None)
+        if known is not None:
+            self.users[known] -= 1
+
+    def users_of(self, virtual: int) -> list[int]:
+        """The requests that share a page with the prefix cache, ascending."""
+        return sorted(r for r, pages in self.shared.items() if bool((pages == virtual).any()))
 
     def name(self, band: int, virtual: int) -> str:
         """A page's name: band, virtual page, generation."""
@@ -201,6 +257,7 @@ class ArenaState:
         self.ids.restore(snapshot["ids"])
         self.state_ids.restore(snapshot["state_ids"])
         self._restore_requests(snapshot["ledger"])
+        self._restore_cache(snapshot)
         tickets = snapshot["tickets"]
         self.issued, self.ordered_through = tickets["issued"], tickets["ordered_through"]
         self.in_flight = set(tickets["in_flight"])
@@ -240,6 +297,25 @@ class ArenaState:
             held = page >= 0
             band.owner[page[held] - band.base] = owner[held]
 
+    def _restore_cache(self, snapshot: dict[str, Any]) -> None:
+        """What the prefix cache owns, whoever shares it, and who does."""
+        self.shared = {}
+        self.users[:] = 0
+        if "cache" not in snapshot:
+            return
+        cache, ledger = snapshot["cache"], snapshot["ledger"]
+        pages, slots = cached_pages(cache), cached_slots(cache)
+        for band in self.bands:
+            page = band.page_of[slots if band.index == self.state_band else pages]
+            band.owner[page[page >= 0] - band.base] = CACHE
+        counts = shared_counts(cache)
+        begins = np.cumsum(ledger["page_count"]) - ledger["page_count"]
+        for request, begin in zip(ledger["request"].tolist(), begins.tolist(), strict=True):
+            if counts.get(request):
+                held = ledger["pages"][begin : begin + counts[request]]
+                self.shared[request] = held.astype(np.int64)
+                self.users[held] += 1
+
     def differences(self, snapshot: dict[str, Any]) -> list[str]:
         """What a keyframe says otherwise than this state; empty when they agree."""
         other = ArenaState(self.header)
@@ -260,6 +336,10 @@ class ArenaState:
         mine_requests = {n: (r.length, r.launched) for n, r in self.requests.items()}
         if mine_requests != {n: (r.length, r.launched) for n, r in other.requests.items()}:
             found.append("requests")
+        one, two = ({n: pages.tolist() for n, pages in known.items() if pages.size}
+                    for known in (self.shared, other.shared))  # fmt: skip
+        if one != two:
+            found.append("shared pages")
         for what in ("issued", "ordered_through", "in_flight", "gate_closed"):
             if getattr(self, what) != getattr(other, what):
                 found.append(what)

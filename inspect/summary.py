@@ -15,8 +15,6 @@ from bandscope.inspect.reader import Trace
 from bandscope.inspect.segment_reader import Damage
 from bandscope.inspect.selection import gaps
 
-_NAMES = {int(kind): "".join(part.title() for part in kind.name.split("_")) for kind in Kind}
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -81,14 +79,17 @@ def summarize(trace: Trace) -> Summary:
         if timed.size:
             first_ns = int(reader.records["a"][timed[0]]) if first_ns < 0 else first_ns
             last_ns = int(reader.records["a"][timed[-1]])
-    named = {_NAMES.get(kind, f"kind {kind}"): n for kind, n in counts.most_common() if n}
+    named: Counter[str] = Counter()
+    for kind, count in counts.most_common():
+        if count:
+            named[form.kind_name(kind)] += count
     low, high = form.FIRST_OPERATION, form.LAST_OPERATION
     return Summary(
         str(trace.path),
         trace.header,
         trace.start,
         trace.stop,
-        named,
+        dict(named.most_common()),
         sum(count for kind, count in counts.items() if low <= kind <= high),
         max(first_ns, 0),
         max(last_ns, 0),

@@ -211,11 +211,15 @@ class Timeline:
                     known.last_ticket = b
             case Kind.ADMIT:
                 requests[int(segment.records["b"][asked])] = RequestState()
+            case Kind.ADMIT_PREFIX:  # `b`: the tokens that were matched
+                requests[int(segment.records["b"][asked])] = RequestState(b, b)
             case Kind.EXTEND:
                 record = segment.records[asked]
                 requests[int(record["b"])].length += int(record["c"])
-            case Kind.RELEASE:
-                del requests[int(segment.records["b"][asked])]
+            case Kind.RELEASE | Kind.RELEASE_PREFIX:
+                request = int(segment.records["b"][asked])
+                del requests[request]
+                state.leave(request)
             case Kind.SET_GATE:
                 state.gate_closed = bool(int(segment.records["flags"][asked]) & form.CLOSED)
 
@@ -264,7 +268,9 @@ class Timeline:
         if flags & form.INLINE:
             page: Any = int(bands.page_of[a]) - bands.base
             virtuals: Any = a
-            bands.state[page] = PENDING if bands.pins[page] else HOLE
+            # A slot that was taken and given back at once may lie where the extent never got to.
+            inside = bands.extent[0] <= page + bands.base < bands.extent[1]
+            bands.state[page] = PENDING if bands.pins[page] else HOLE if inside else GAP
         else:
             virtuals = self._decoder.pages(index)[0]  # type: ignore[union-attr]
             page = bands.page_of[virtuals] - bands.base
@@ -336,6 +342,9 @@ class Timeline:
         if kind == "settle" or "coarse" in kind:
             self.state.ordered_through = a
 
+    def _share(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
+        self.state.share(b, c, self._decoder.pages(index)[0])  # type: ignore[union-attr]
+
 
 _Applier = Callable[[Timeline, int, int, int, int, int, int], None]
 APPLIERS: dict[int, _Applier] = {
@@ -350,4 +359,5 @@ APPLIERS: dict[int, _Applier] = {
     Kind.DONE: Timeline._done,
     Kind.PUBLISH: Timeline._publish,
     Kind.BARRIER: Timeline._barrier,
+    Kind.SHARE: Timeline._share,
 }

@@ -19,7 +19,8 @@ from bandscope.allocator.arena import Arena
 from bandscope.allocator.operations import Outcome
 from bandscope.allocator.plan import plan_from_sizes
 from bandscope.fuzz.bench.rows import Row
-from bandscope.fuzz.workload.run import Run, RunConfig
+from bandscope.fuzz.workload.run import Run
+from bandscope.fuzz.workload.run_config import RunConfig
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.recorder import Recorder
 from bandscope.inspect.sealing import seal_file

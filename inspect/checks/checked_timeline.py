@@ -13,12 +13,20 @@ from typing import Any
 import numpy as np
 
 from bandscope.allocator.band import GAP, HOLE, LIVE, PENDING
+from bandscope.allocator.events import CACHE
 from bandscope.inspect import format as form
 from bandscope.inspect import timeline as timelines
+from bandscope.inspect.checks.cache_events import (
+    check_eviction,
+    check_share,
+    check_state_copy,
+    given_up,
+)
 from bandscope.inspect.checks.whole_state import state_findings
 from bandscope.inspect.format import Kind
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.segment_reader import SegmentReader
+from bandscope.inspect.spelling import who
 from bandscope.inspect.state import BandState
 from bandscope.inspect.timeline import Timeline
 
@@ -60,7 +68,7 @@ class CheckedTimeline(Timeline):
         config = trace.header["arena"]["config"]
         self._max_moves = int(config["max_moves"])
         self._sequence = 0
-        self._effects = 0  # of the operation that runs
+        self.effects = 0  # how many, of the operation that runs
         self._moved: dict[int, int] = {}  # pages that it moved, by band
         self._outside: list[tuple[int, Any]] = []  # pages that it took outside of extents
 
@@ -81,7 +89,7 @@ class CheckedTimeline(Timeline):
                 if first_operation <= kind <= last_operation:
                     self._operation = (kind, index)
                     self.state.time_ns = a
-                    self._effects = 0
+                    self.effects = 0
                 else:
                     check = checks.get(kind)
                     if check is not None:
@@ -100,13 +108,14 @@ class CheckedTimeline(Timeline):
     # --- operations -----------------------------------------------------------------------------------
 
     def _check_outcome(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
-        if self._effects and not flags & form.OK:
-            self.broken("atomic", "", f"a refused operation had {self._effects} effects")
+        if self.effects and not flags & form.OK:
+            self.broken("atomic", "", f"a refused operation had {self.effects} effects")
         if self._outside:
             for number, pages in self._outside:
                 bands = self.state.bands[number]
                 inside = bands.slice
-                if np.any((pages < inside.start) | (pages >= inside.stop)):
+                astray = (pages < inside.start) | (pages >= inside.stop)
+                if np.any(astray & (bands.state[pages] == LIVE)):
                     self.broken(
                         "conservation", bands.name, "a page was handed out outside of the extent"
                     )
@@ -130,7 +139,7 @@ class CheckedTimeline(Timeline):
     # --- pages ----------------------------------------------------------------------------------------
 
     def _check_lease_begin(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
-        self._effects += 1
+        self.effects += 1
         bands = self.state.bands[band]
         if flags & form.INLINE:
             page = (a & _U32) - bands.base
@@ -171,7 +180,7 @@ class CheckedTimeline(Timeline):
             self.broken(
                 "ids" if bound[at] else "ownership", name,
                 f"page {self.state.name(band, virtual)} (physical {int(pages[at]) + bands.base}) was "
-                f"handed out to request {second} while request {first} holds it",
+                f"handed out to {who(second)} while {who(first)} holds it",
             )  # fmt: skip
         pinned = bands.pins[pages] > 0
         if pinned.any():
@@ -190,7 +199,7 @@ class CheckedTimeline(Timeline):
             self.broken("tables", bands.name, f"lease {number} names pages that lie elsewhere")
 
     def _check_lease_end(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
-        self._effects += 1
+        self.effects += 1
         bands = self.state.bands[band]
         if flags & form.PIN:
             if c not in self.state.pins:
@@ -200,7 +209,7 @@ class CheckedTimeline(Timeline):
         if flags & form.INLINE:
             virtuals = np.array([a])
             page = bands.page_of.item(a)
-            if page >= 0 and bands.owner.item(page - bands.base) == b:
+            if page >= 0 and bands.owner.item(page - bands.base) == b != CACHE:
                 return
         else:
             virtuals, *each = self._decoder.pages(index)  # type: ignore[union-attr]
@@ -216,11 +225,13 @@ class CheckedTimeline(Timeline):
             self.broken(
                 "ownership", bands.name,
                 f"page {self.state.name(band, virtual)} was given back by another than its owner, "
-                f"request {int(owners[strange][0])}",
+                f"{who(int(owners[strange][0]))}",
             )  # fmt: skip
+        if self.state.has_cache and np.any(owners == CACHE):
+            given_up(self, band, virtuals)
 
     def _check_page_move(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
-        self._effects += 1
+        self.effects += 1
         state = self.state
         bands = state.bands[band]
         virtuals, sources, destinations = self._decoder.pages(index)  # type: ignore[union-attr]
@@ -242,7 +253,7 @@ class CheckedTimeline(Timeline):
         self._moved[band] = self._moved.get(band, 0) + virtuals.size
 
     def _check_band_move(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
-        self._effects += 1
+        self.effects += 1
         state = self.state
         bands = state.bands[band]
         before, after = (a >> 32, a & _U32), (b >> 32, b & _U32)
@@ -270,7 +281,7 @@ class CheckedTimeline(Timeline):
                     self.broken("order", bands.name, f"{what}, bytes {low:,} to {high:,}")
 
     def _check_pending(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
-        self._effects += 1
+        self.effects += 1
         bands = self.state.bands[band]
         pages = self._pages_of(index, flags, a)
         if np.any(bands.state[pages - bands.base] == LIVE):
@@ -279,7 +290,7 @@ class CheckedTimeline(Timeline):
             self.broken("happens_before", bands.name, f"pages wait for ticket {b}, never issued")
 
     def _check_reclaim(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
-        self._effects += 1
+        self.effects += 1
         state, bands = self.state, self.state.bands[band]
         at = self._pages_of(index, flags, a) - bands.base
         if np.any(bands.state[at] != PENDING):
@@ -294,26 +305,30 @@ class CheckedTimeline(Timeline):
     def _pages_of(self, index: int, flags: int, a: int) -> Any:
         return a if flags & form.INLINE else self._decoder.pages(index)[0]  # type: ignore[union-attr]
 
+    def virtual_pages(self, index: int) -> Any:
+        """The first list of pages of a record, as an array."""
+        return self._decoder.pages(index)[0]  # type: ignore[union-attr]
+
     # --- the rest -------------------------------------------------------------------------------------
 
     def _check_launched(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
-        self._effects += 1
+        self.effects += 1
         if a != self.state.issued + 1:
             what = f"forward {a} was launched after forward {self.state.issued}"
             self.broken("happens_before", "", what)
 
     def _check_done(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
-        self._effects += 1
+        self.effects += 1
         if a not in self.state.in_flight:
             self.broken("happens_before", "", f"ticket {a} completed, but it was not in flight")
 
     def _check_barrier(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
-        self._effects += 1
+        self.effects += 1
         if a > self.state.issued:
             self.broken("happens_before", "", f"a barrier waits for ticket {a}, never issued")
 
     def _check_publish(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
-        self._effects += 1
+        self.effects += 1
         bands = self.state.bands[band]
         rows = bands.unpublished_rows().size
         if rows != a:
@@ -331,9 +346,10 @@ class CheckedTimeline(Timeline):
         """At the end of a run: every page was given back, every lease has ended."""
         self._sequence = max(0, self.state.sequence - 1)
         for band in self.state.bands:
-            held = band.virtual[band.state == LIVE]
+            # What the prefix cache owns stays for the requests to come.
+            held = band.owner[(band.state == LIVE) & (band.owner != CACHE)]
             if held.size:
-                owners = np.unique(band.owner[band.state == LIVE]).tolist()
+                owners = np.unique(held).tolist()
                 told = ", ".join(str(owner) for owner in owners[:8])
                 self.broken(
                     "ownership", band.name,
@@ -363,4 +379,7 @@ _CHECKS: dict[int, _Check] = {
     Kind.PUBLISH: CheckedTimeline._check_publish,
     Kind.BARRIER: CheckedTimeline._check_barrier,
     Kind.KEYFRAME: CheckedTimeline._check_keyframe,
+    Kind.SHARE: check_share,
+    Kind.STATE_COPY: check_state_copy,
+    Kind.EVICTION: check_eviction,
 }

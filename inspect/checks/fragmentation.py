@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from bandscope.allocator.band import HOLE, LIVE, PENDING
-from bandscope.inspect.checks.packing import Hull, Owners, held_pages, hulls, packed_top, serves
+from bandscope.inspect.checks.packing import (
+    Hull,
+    Owners,
+    evictable_pages,
+    held_pages,
+    hulls,
+    packed_top,
+    serves,
+)
 from bandscope.inspect.decode import Decoder, decoder_for
 from bandscope.inspect.format import FIRST_OPERATION, LAST_OPERATION, Kind
 from bandscope.inspect.reader import Trace
@@ -232,9 +240,13 @@ def _explain(
     fixed = [
         _physical(band, hull) for band, hull in zip(state.bands, told["fixed"], strict=True)
     ]
-    wanted = [held + pages for held, pages in zip(held_pages(state), demand, strict=True)]
+    held = [there + pages for there, pages in zip(held_pages(state), demand, strict=True)]
+    wanted = [pages - spare for pages, spare in zip(held, evictable_pages(state), strict=True)]
     top = packed_top(state, wanted, [None] * len(names))
     assert top is not None, "nothing is in the way where nothing is fixed"
+    if top <= state.total_bytes and told["reason"] == "memory":
+        # What an admission would have matched cannot go for it; a trace does not tell what that was.
+        wanted, top = held, packed_top(state, held, [None] * len(names)) or top
     short = max(0, top - state.total_bytes)
     asking = getattr(operation, "request", None)
     options = _cures(state, wanted, short, asking)
@@ -317,7 +329,10 @@ def _release(state: ArenaState, wanted: list[int], asking: int | None) -> Cure |
     """The smallest request whose release lets the demand in, or else the largest ones together. The
     request that asks is not among them."""
     owners = Owners(state)
-    others = np.flatnonzero(owners.requests != (-1 if asking is None else asking))
+    # Who asks is not released; nor is the prefix cache, which gives up what it can by itself.
+    others = np.flatnonzero(
+        (owners.requests != (-1 if asking is None else asking)) & (owners.requests >= 0)
+    )
     if not others.size:
         return None
     pinned = hulls(state, gate_closed=False, leases=list(state.pins))

@@ -9,13 +9,22 @@ from typing import Any
 import numpy as np
 
 from bandscope.allocator.errors import TraceError
+from bandscope.allocator.events import CACHE
 from bandscope.inspect.checks.checked_timeline import CheckedTimeline
-from bandscope.inspect.decode import decoder_for
-from bandscope.inspect.format import CLEAN, ENDINGS, FIRST_OPERATION, LAST_OPERATION, Kind
+from bandscope.inspect.decode import decoder_for, name_of
+from bandscope.inspect.format import (
+    CLEAN,
+    ENDINGS,
+    FIRST_OPERATION,
+    LAST_OPERATION,
+    Kind,
+    kind_name,
+)
 from bandscope.inspect.reader import Trace, as_json
 from bandscope.inspect.state import ArenaState, BandState
 
 SAMPLES = 16  # instants at which growth is looked at
+CACHE_NAME = "cache"  # the owner of what the prefix cache owns
 UNKNOWN = "before the data"  # who leased what was held at the first keyframe
 
 
@@ -23,7 +32,8 @@ UNKNOWN = "before the data"  # who leased what was held at the first keyframe
 class Holding:
     """Pages that one owner holds in one band.
 
-    `owner`: a request, or the holder's name of a lease that pins (`lease` is its number, else 0).
+    `owner`: a request, `cache`, or the holder's name of a lease that pins (`lease` is its number, else
+    0).
     `virtual`, `physical`: the pages, shape (pages,). `leased_at`: the event that leased each (−1:
     before what the trace can tell). `operation` and `sequence`: the kind of the operation that leased
     the oldest page, and its event. `age_events`, `age_ns`: of the oldest page (−1: unknown).
@@ -62,8 +72,9 @@ class LeakReport:
 
     `verdict`: `clean` (nothing is held), `leak` (the trace ended cleanly and pages are held), `live at
     end of data` (running, killed, cut or damaged at the end: nothing can be said) or `live at this
-    event` (an instant in the middle). `holdings`: by band and owner. `double_owners`: (band, virtual
-    page, first owner, second owner, event). `unended`: leases that pin and have not ended. `growth`:
+    event` (an instant in the middle). `holdings`: by band and owner. `cached`: what the prefix cache
+    keeps for requests to come, which is no leak. `double_owners`: (band, virtual page, first owner,
+    second owner, event). `unended`: leases that pin and have not ended. `growth`:
     fastest first. `gaps`: stretches of events that could not be used.
     """
 
@@ -71,6 +82,7 @@ class LeakReport:
     ending: str
     verdict: str
     holdings: list[Holding] = field(default_factory=list)
+    cached: list[Holding] = field(default_factory=list)
     unended: list[Holding] = field(default_factory=list)
     double_owners: list[tuple[str, int, int, int, int]] = field(default_factory=list)
     growth: list[Growth] = field(default_factory=list)
@@ -105,7 +117,9 @@ def find_leaks(trace: Trace, at: int | None = None) -> LeakReport:
     report = LeakReport(stop, trace.ending, "", gaps=list(timeline.gaps))
     report.double_owners = timeline.double_owners
     for band in state.bands:
-        report.holdings += _holdings(state, band, operations)
+        found = _holdings(state, band, operations)
+        report.holdings += [one for one in found if one.owner != CACHE_NAME]
+        report.cached += [one for one in found if one.owner == CACHE_NAME]
     for pin in state.pins.values():
         band = state.bands[pin.band]
         since = np.full(pin.virtual.size, pin.sequence, np.int64)
@@ -155,11 +169,11 @@ class _Operations:
             return UNKNOWN
         kind = Kind(int(self.kinds[index]))
         if kind != Kind.OPERATION:
-            return "".join(part.capitalize() for part in kind.name.split("_"))
+            return kind_name(kind)
         sequence = int(self.sequences[index])
         segment = self.trace.segment_of(sequence)
         body = decoder_for(self.trace, segment).body(sequence - segment.first_sequence)
-        return "Operation" if body is None else type(body).__name__
+        return "Operation" if body is None else name_of(body)
 
 
 def _holdings(state: ArenaState, band: BandState, operations: _Operations) -> list[Holding]:
@@ -170,7 +184,8 @@ def _holdings(state: ArenaState, band: BandState, operations: _Operations) -> li
     found = []
     for part in np.split(order, np.flatnonzero(np.diff(owner[order])) + 1):
         if part.size:
-            who = int(owner[part[0]])
+            number = int(owner[part[0]])
+            who: int | str = CACHE_NAME if number == CACHE else number
             since = band.leased_at[virtual[part]]
             found.append(
                 _holding(state, band, who, 0, virtual[part], physical[part], since, operations)
@@ -197,7 +212,10 @@ def _by_operation(state: ArenaState, operations: _Operations) -> dict[tuple[str,
     """Pages held by (band, kind of the operation that leased them)."""
     counts: dict[tuple[str, str], int] = {}
     for band in state.bands:
-        index = operations.of(band.leased_at[band.page_of >= 0])
+        held = np.flatnonzero(band.page_of >= 0)
+        if state.has_cache:  # it grows to what memory gives, on purpose
+            held = held[band.owner[band.page_of[held] - band.base] != CACHE]
+        index = operations.of(band.leased_at[held])
         kinds = np.where(index < 0, 0, operations.kinds[np.maximum(index, 0)]) if index.size else index
         for kind in np.unique(kinds).tolist():
             pages = int(np.count_nonzero(kinds == kind))

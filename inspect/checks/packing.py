@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from bandscope.allocator.band import LIVE, PENDING
-from bandscope.inspect.state import ArenaState
+from bandscope.allocator.events import CACHE
+from bandscope.inspect.state import ArenaState, BandState
 
 Hull = tuple[int, int]  # physical pages [first, stop)
 NONE_LOW = 1 << 62  # the lowest page of nothing
@@ -50,6 +51,27 @@ def held_pages(state: ArenaState) -> list[int]:
     ]
 
 
+def evictable_pages(state: ArenaState) -> list[int]:
+    """Pages per band that the prefix cache can give up, as far as a trace tells: those that no request
+    uses. None while leases pin, since a pin keeps more of the cache than its own pages; and none of the
+    windows that those who use a page have left behind. So it is rather too few than too many."""
+    return [int(np.count_nonzero(_cached_of(state, band, 0))) for band in state.bands]
+
+
+def _cached_of(state: ArenaState, band: BandState, users: int) -> np.ndarray:
+    """By virtual page, those that the cache owns and so many requests use; a kept state is used by
+    nobody."""
+    found = np.zeros(band.page_of.size, bool)
+    if state.has_cache and not state.pins:
+        held = np.flatnonzero(band.page_of >= 0)
+        cached = held[band.owner[band.page_of[held] - band.base] == CACHE]
+        if band.index == state.state_band:
+            found[cached] = users == 0
+        else:
+            found[cached] = state.users[cached] == users
+    return found
+
+
 def hulls(
     state: ArenaState, *, gate_closed: bool, leases: Sequence[int]
 ) -> list[Hull | None]:
@@ -68,9 +90,11 @@ def hulls(
 
 
 class Owners:
-    """Who holds what: `requests` ascending, shape (requests,). By request and band, shape (requests,
-    bands): `freed` (pages that its release frees: those that no lease pins), `low` and `stop` (the hull
-    of its physical pages; `NONE_LOW`, −1 when there are none). `bytes` of all its pages."""
+    """Who holds what: `requests` ascending, shape (requests,), the prefix cache as `CACHE` among them.
+    By request and band, shape (requests, bands): `freed` (pages that its release frees: those that no
+    lease pins, and cached ones that nobody else uses, which the cache can give up then), `low` and
+    `stop` (the hull of its physical pages; `NONE_LOW`, −1 when there are none). `bytes` of all its
+    pages."""
 
     def __init__(self, state: ArenaState) -> None:
         self.state = state
@@ -90,6 +114,15 @@ class Owners:
             self.bytes += np.bincount(row, minlength=shape[0]) * band.page_bytes
             np.minimum.at(self.low[:, number], row, at + band.base)
             np.maximum.at(self.stop[:, number], row, at + band.base + 1)
+            if state.has_cache:
+                self._count_shared(band)
+
+    def _count_shared(self, band: BandState) -> None:
+        alone = _cached_of(self.state, band, 1)
+        rows = np.searchsorted(self.requests, list(self.state.shared))
+        for row, (request, virtual) in zip(rows.tolist(), self.state.shared.items(), strict=True):
+            if row < self.requests.size and self.requests[row] == request:
+                self.freed[row, band.index] += np.count_nonzero(alone[virtual])
 
     def fit_without_one(self, wanted: Sequence[int], pinned: Sequence[Hull | None]) -> np.ndarray:
         """Whether `wanted` pages per band fit when one request is released: an answer per request.

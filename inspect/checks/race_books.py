@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from bandscope.allocator.events import CACHE
 from bandscope.inspect.state import ArenaState
 
 NOT_IN_BATCH = np.iinfo(np.int32).max
 READ, WRITTEN = 1, 2
+STILL_OWN = np.iinfo(np.int64).max
 
 Pages = Any  # one page number, or an int64 array of them
 
@@ -30,6 +32,7 @@ class Forward:
     written a page that has left its owner or place since; `log[band]`: those pages with their names.
     `rows[band]`: virtual pages whose table rows it read and that changed since the last publish.
     `orphans`: byte ranges it touched that no band holds any more, as (start, stop, mark, band, page).
+    `shared`: per request that shares some, the virtual pages of the prefix cache that it reads.
     """
 
     number: int
@@ -42,6 +45,17 @@ class Forward:
     rows: list[list[Pages]]
     reads_open: bool = True
     orphans: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    shared: list[np.ndarray] = field(default_factory=list)
+    _reads: np.ndarray | None = None
+
+    def reads_shared(self, capacity: int) -> np.ndarray:
+        """By virtual page, shape (capacity,), whether it reads it as a page of the prefix cache; made
+        when it is first asked for."""
+        if self._reads is None:
+            self._reads = np.zeros(capacity, bool)
+            for pages in self.shared:
+                self._reads[pages] = True
+        return self._reads
 
     def name_of(self, band: int, page: int) -> tuple[int, int]:
         """Virtual page and generation of a page it left its mark on, the latest."""
@@ -80,12 +94,14 @@ class BandBooks:
 
 class SpaceBooks:
     """The ids of one owner, by virtual page: `row` of the request that holds it, `index` in that
-    request's order, `leased` (the newest ticket when it was leased), `generation`."""
+    request's order, `leased` (the newest ticket when it was leased), `owned` (the newest ticket when
+    the prefix cache took it from that request; forwards after it only read it), `generation`."""
 
     def __init__(self, capacity: int) -> None:
         self.row = np.zeros(capacity, np.int64)
         self.index = np.zeros(capacity, np.int64)
         self.leased = np.zeros(capacity, np.int64)
+        self.owned = np.full(capacity, STILL_OWN)
         self.generation = np.zeros(capacity, np.int64)
 
 
@@ -99,6 +115,7 @@ class Requests:
         self.length = np.zeros(64, np.int64)
         self.launched = np.zeros(64, np.int64)
         self.pages = np.zeros(64, np.int64)
+        self.shared: dict[int, np.ndarray] = {}  # by row, pages of the cache; never written in place
         self.epoch = 0
 
     def row(self, request: int) -> int:
@@ -117,6 +134,7 @@ class Requests:
         """The request left."""
         row = self.row_of.pop(request, None)
         if row is not None:
+            self.shared.pop(row, None)
             self.free.append(row)
             self.epoch += 1
 
@@ -165,6 +183,16 @@ class RaceBooks:
             )  # fmt: skip
         if snapshot is not None:
             self._place_requests(snapshot["ledger"], spaces[state.full], spaces[state.state_band])
+        # Whatever the cache owns here, no forward to come writes.
+        for index, space in spaces.items():
+            if index is not None and state.has_cache:
+                of_band = state.bands[index]
+                held = of_band.page_of >= 0
+                cached = np.zeros(held.size, bool)
+                cached[held] = of_band.owner[of_band.page_of[held] - of_band.base] == CACHE
+                space.owned[: held.size][cached] = state.issued
+        for request, virtual in state.shared.items():
+            self.requests.shared[self.requests.row(request)] = virtual
 
     def _place_requests(
         self, ledger: dict[str, Any], full: SpaceBooks, of_state: SpaceBooks
@@ -198,9 +226,23 @@ class RaceBooks:
             ticket, operation, sequence, stack, first, [None] * count,
             [[] for _ in range(count)], [[] for _ in range(count)],
         )  # fmt: skip
+        if requests.shared:
+            found = (requests.shared.get(row) for row in rows.tolist())
+            forward.shared = [pages for pages in found if pages is not None]
         self.issued = ticket
         self.open.append(forward)
         return forward
+
+    def share(self, request: int, first_page: int, virtual: np.ndarray) -> None:
+        """These pages of a request are the prefix cache's from now on, whoever's they were."""
+        row = self.requests.row(request)
+        known = self.requests.shared.get(row, virtual[:0])
+        self.requests.shared[row] = np.concatenate((known[:first_page], virtual))
+        # A request's own pages follow on those that it shares.
+        self.requests.pages[row] = max(int(self.requests.pages[row]), first_page + virtual.size)
+        space = next(band.space for band in self.bands if not band.is_state)
+        fresh = virtual[space.owned[virtual] == STILL_OWN]
+        space.owned[fresh] = self.issued
 
     def settle(self, ticket: int) -> None:
         """The schedule stream waits for all forwards up to `ticket`."""
@@ -240,9 +282,14 @@ class RaceBooks:
         are, may write them there); all of one page or arrays of bool."""
         space, ticket = band.space, forward.number
         first = forward.first_written.take(space.row[virtual], mode="clip")
-        rows = (first != NOT_IN_BATCH) & (space.leased[virtual] < ticket)
+        before, theirs = space.leased[virtual] < ticket, space.owned[virtual] >= ticket
+        own = (first != NOT_IN_BATCH) & before & theirs
+        rows = own
+        if forward.shared and not band.is_state:
+            rows = own | (forward.reads_shared(space.row.size)[virtual] & before)
         read = rows & (band.placed[pages] < ticket)
-        return rows, read, read if band.is_state else read & (space.index[virtual] >= first)
+        written = read & own
+        return rows, read, written if band.is_state else written & (space.index[virtual] >= first)
 
     def leave(self, index: int, virtual: Pages, pages: Pages) -> None:
         """These pages leave their owner or their place: write down which open forwards may touch

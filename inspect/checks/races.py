@@ -6,6 +6,9 @@ holder. What touches what is derived from the events:
 
 - A forward reads every page its requests hold at its launch, and their table rows; it writes the
   pages of the tokens it is launched for (of state bands: every slot of its requests).
+- A request's pages that the prefix cache owns are read by its forwards and written by none; forwards
+  from before the cache took a page may have written it. The copy of a state reads one slot and
+  writes another, like a move whose source stays.
 - A move reads its sources and writes its destinations. A handed-out page is written where the
   arena's policy fills it (`hand_out`, `hand_out_state`); a device may issue a fill later than that,
   up to the next launch. A publish writes the table rows that changed since the last.
@@ -35,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from bandscope.inspect import format as form
-from bandscope.inspect.checks.race_books import Pages, RaceBooks
+from bandscope.inspect.checks.race_books import STILL_OWN, Pages, RaceBooks
 from bandscope.inspect.checks.race_judge import Judge
 from bandscope.inspect.checks.race_report import Access, Race, RaceReport
 from bandscope.inspect.decode import Decoder, decoder_for
@@ -212,13 +215,14 @@ class _Checker:
             requests.length[requests.row_of[number]] += value
         elif kind == Kind.ADMIT:
             requests.row(number)
-        elif kind == Kind.RELEASE:
+        elif kind == Kind.ADMIT_PREFIX:  # `b`: tokens that were matched
+            row = requests.row(number)
+            requests.length[row] = requests.launched[row] = b
+        elif kind in (Kind.RELEASE, Kind.RELEASE_PREFIX):
             requests.remove(number)
 
-    def _text_of_stack(
-        self, sequence: int, index: int, flags: int, band: int, a: int, b: int, c: int
-    ) -> None:
-        self._stack = self._stacks.get(c, "")
+    def _text_of_stack(self, sequence: int, index: int, flags: int, *rest: int) -> None:
+        self._stack = self._stacks.get(rest[-1], "")
 
     # --- effects --------------------------------------------------------------------------------------
 
@@ -254,7 +258,7 @@ class _Checker:
         if of_band.fills:
             self.judge.writes(sequence, band, virtual, pages)
         if of_band.counts_pages:
-            space.index[virtual] = order
+            space.index[virtual], space.owned[virtual] = order, STILL_OWN
             if not of_band.is_state:
                 if isinstance(rows, np.ndarray):
                     np.add.at(requests.pages, rows, 1)
@@ -307,6 +311,14 @@ class _Checker:
         of_band.page_of[virtual] = new
         of_band.fresh.append(virtual)
 
+    def _share(self, sequence: int, index: int, flags: int, band: int, *rest: int) -> None:
+        self.books.share(rest[1], rest[2], self._decoder.pages(index)[0])
+
+    def _state_copy(self, sequence: int, index: int, flags: int, band: int, *rest: int) -> None:
+        base = self.books.bands[band].base
+        for look, packed in zip((self.judge.reads, self.judge.writes), rest, strict=False):
+            look(sequence, band, np.array([packed >> 32]), np.array([(packed & _U32) - base]))
+
     def _band_move(
         self, sequence: int, index: int, flags: int, band: int, a: int, b: int, c: int
     ) -> None:
@@ -338,9 +350,7 @@ class _Checker:
             if note not in self.report.notes:
                 self.report.notes.append(note)
 
-    def _publish(
-        self, sequence: int, index: int, flags: int, band: int, a: int, b: int, c: int
-    ) -> None:
+    def _publish(self, sequence: int, index: int, flags: int, band: int, *rest: int) -> None:
         self.judge.publish(sequence, band)
 
     def _done(
@@ -383,4 +393,6 @@ _APPLIERS: dict[int, _Applier] = {
     Kind.DONE: _Checker._done,
     Kind.PUBLISH: _Checker._publish,
     Kind.BARRIER: _Checker._barrier,
+    Kind.SHARE: _Checker._share,
+    Kind.STATE_COPY: _Checker._state_copy,
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bandscope.allocator.band import GAP, HOLE, LIVE, PENDING
+from bandscope.allocator.events import CACHE
 from bandscope.inspect.state import ArenaState, BandState
 
 Found = tuple[str, str, str]  # invariant, band, in words
@@ -20,12 +21,13 @@ def state_findings(state: ArenaState) -> Iterator[Found]:
         live = np.flatnonzero(band.state == LIVE)
         owners = np.unique(band.owner[live]).tolist()
         for owner in owners:
-            if owner not in state.requests:
+            if owner not in state.requests and not (owner == CACHE and state.has_cache):
                 pages = int(np.count_nonzero(band.owner[live] == owner))
                 yield (
                     "ownership", band.name,
                     f"{pages} pages are held by request {owner}, which is not running",
                 )  # fmt: skip
+    yield from _shared(state)
     yield from _order(state)
     yield from _ids(state)
     yield from _pins(state)
@@ -53,6 +55,21 @@ def _tables(band: BandState) -> Iterator[Found]:
         yield "tables", band.name, detail
     if (band.virtual[~live] >= 0).any():
         yield "tables", band.name, "a page that is not live has a name"
+
+
+def _shared(state: ArenaState) -> Iterator[Found]:
+    """What requests share with the prefix cache is the cache's, and theirs that run."""
+    full = state.bands[state.full]
+    for request, virtual in sorted(state.shared.items()):
+        if request not in state.requests:
+            detail = f"request {request} shares {virtual.size} cached pages, but is not running"
+            yield "ownership", full.name, detail
+        pages = full.page_of[virtual]
+        astray = (pages < 0) | (full.owner[pages - full.base] != CACHE)
+        if astray.any():
+            page = state.name(full.index, int(virtual[astray][0]))
+            detail = f"request {request} shares page {page}, which is not the cache's"
+            yield "ownership", full.name, detail
 
 
 def _order(state: ArenaState) -> Iterator[Found]:

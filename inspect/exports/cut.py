@@ -145,7 +145,7 @@ class _Copy:
         records = self.segment.records[first:last]
         kind, flags = records["kind"], records["flags"]
         named_by_c = (
-            (kind == Kind.RELEASE)
+            np.isin(kind, (Kind.RELEASE, Kind.RELEASE_PREFIX, Kind.STATE_COPY))
             | ((kind == Kind.OUTCOME) & (flags & form.OK == 0))
             | (kind == Kind.BARRIER)
             | (kind == Kind.BAND_MOVE)

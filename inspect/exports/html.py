@@ -20,7 +20,7 @@ from bandscope.inspect.decode import Event
 from bandscope.inspect.exports import picture
 from bandscope.inspect.exports.page import PAGE
 from bandscope.inspect.exports.window import Window
-from bandscope.inspect.format import Kind
+from bandscope.inspect.format import Kind, kind_name
 
 COLUMNS = 480
 CHART_HEIGHT = 60
@@ -105,7 +105,7 @@ def _operation(event: Event, window: Window) -> str:
     index = event.operation - segment.first_sequence
     kind = Kind(int(segment.records["kind"][index]))
     if kind != Kind.OPERATION:
-        return kind.name.title().replace("_", "")
+        return kind_name(kind)
     try:
         return str(json.loads(segment.payload(index))["kind"])
     except (ValueError, KeyError, TypeError):

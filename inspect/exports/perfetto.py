@@ -158,6 +158,19 @@ class _Tracks:
                 if barrier.ticket in self.in_flight:
                     tid = FIRST_FORWARD + self.in_flight[barrier.ticket][2]
                     yield from self._arrow("barrier", STREAMS, (tid, SCHEDULE), at)
+            case events.Share() as share:
+                about |= {"request": share.request, "first page": share.first_page}
+                about["virtual"] = _runs(share.virtual.tolist())
+                name = f"{share.virtual.size} pages are the cache's"
+                yield _instant(name, STREAMS, SCHEDULE, at, about)
+            case events.Eviction() as gone:
+                about |= {"demand": gone.demand, "pages": gone.counts}
+                name = f"eviction: {sum(gone.counts)} pages"
+                yield _instant(name, STREAMS, SCHEDULE, at, about)
+            case events.StateCopy() as copy:
+                about |= {"from slot": copy.source, "to slot": copy.destination}
+                tid = self._tid(copy.band)
+                yield _instant(f"state copy: {copy.why}", BANDS, tid, at, about)
             case events.Launched() as launched:
                 taken = {lane for _, _, lane in self.in_flight.values()}
                 lane = next(n for n in range(len(taken) + 1) if n not in taken)
@@ -207,6 +220,8 @@ class _Tracks:
 
     def _counters(self, step: Step, state: ArenaState, *, everything: bool) -> Iterator[Record]:
         touched = {getattr(event.body, "band", None) for event in step.effects}
+        # Pages that became the cache's are of every token band.
+        everything |= any(isinstance(event.body, events.Share) for event in step.effects)
         last = step.outcome or (step.effects[-1] if step.effects else step.asked)
         assert last is not None
         for band in state.bands:
@@ -217,6 +232,9 @@ class _Tracks:
                     "holes": band.count(HOLE),
                     "pending": band.count(PENDING),
                 }
+                if state.has_cache:
+                    pages["live"] -= (cached := band.cached())
+                    pages["cached"] = cached
                 at = {"ph": "C", "pid": BANDS, "ts": last.time_ns / 1e3}
                 yield {"name": f"{band.name} pages", **at, "args": pages}
                 yield {"name": f"{band.name} extent", **at, "args": {"bytes": stop - start}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +13,7 @@ from bandscope.allocator.operations import Operation, Outcome
 from bandscope.inspect.decode import Event, Lost, Mark, Note, Stack, Violation
 from bandscope.inspect.exports.follow import Follower
 from bandscope.inspect.exports.window import Step, Window
+from bandscope.inspect.operation_codec import told_fields
 from bandscope.inspect.reader import as_json
 from bandscope.inspect.state import UNMAPPED, ArenaState
 
@@ -56,6 +56,8 @@ PAGES: tuple[tuple[str, type], ...] = (
     ("pages", int),
     ("step", int),
 )
+# What `holder` says where the prefix cache holds pages; as a request it would be none.
+CACHE_NAME = "cache"
 OPERATIONS: tuple[tuple[str, type], ...] = (
     ("sequence", int),
     ("time_ns", int),
@@ -118,7 +120,10 @@ class EventRows:
                 if isinstance(body.holder, str):
                     row["holder"] = body.holder
                 elif isinstance(body.holder, int):
-                    row["request"] = body.holder
+                    if body.holder == events.CACHE:
+                        row["holder"] = CACHE_NAME
+                    else:
+                        row["request"] = body.holder
                 else:
                     row["requests"] = int(np.unique(body.holder).size)
             case events.Pending():
@@ -131,6 +136,18 @@ class EventRows:
                 row["ticket"] = body.ticket
             case events.Publish():
                 row.update(band=body.band, value=body.rows)
+            case events.Share():
+                row.update(request=body.request, holder=CACHE_NAME, pages=body.virtual.size)
+                row["value"] = body.first_page
+            case events.Eviction():
+                row.update(holder=CACHE_NAME, pages=sum(body.counts))
+                row["detail"] = as_json({"demand": body.demand, "counts": body.counts})
+            case events.StateCopy():
+                row.update(band=body.band, pages=1, why=body.why)
+                row["detail"] = as_json(
+                    {"source": body.source, "destination": body.destination,
+                     "from": body.from_page, "to": body.to_page}
+                )  # fmt: skip
             case events.Refusal():
                 row["reason"] = body.reason
                 row["detail"] = as_json(
@@ -158,7 +175,7 @@ def operation_columns(body: Operation) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)  # batches repeat, and several tables ask
 def _operation_columns(body: Operation) -> dict[str, Any]:
-    told = {item.name: getattr(body, item.name) for item in fields(body)}
+    told = told_fields(body)
     requests = told.get("requests")
     return {
         "request": _integer(told.get("request")),

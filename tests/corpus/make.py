@@ -1,4 +1,4 @@
-"""Makes the corpus: slices of synthetic runs of four model families, a random walk, shrunk programs.
+"""Makes the corpus: slices of synthetic runs of four model families, random walks, shrunk programs.
 
     python -m tests.corpus.make
 
@@ -26,6 +26,7 @@ from bandscope.inspect.reader import Trace
 from bandscope.inspect.replay_accept import accept, describe
 from bandscope.inspect.seals import seal_trace
 from tests.allocator.arenas import P5
+from tests.inspect_.cached import record_cached
 from tests.inspect_.traces import record
 
 FOLDER = Path(__file__).parent
@@ -84,6 +85,7 @@ def main() -> None:
         for capture in CAPTURES:
             _capture(capture, Path(scratch))
     _walk()
+    _cached_walks()
     for name in FAULTS_SHRUNK:
         _shrunk(name)
 
@@ -130,6 +132,22 @@ def _walk() -> None:
         "700 random operations on a small arena of five bands (tests.inspect_.traces)",
         "refusals of every kind, misuse, leases, the gate, urgent compaction and late completions",
     )
+
+
+def _cached_walks() -> None:
+    for name, layout, what in (
+        ("walk-cached-window", "P2w", "a window and full attention, one order of eviction for both"),
+        ("walk-cached-state", "P3", "states, a window and full attention; checkpoints and stalls"),
+    ):
+        path = record_cached(
+            FOLDER / name, layout, seed=5, operations=600, keyframe_every=KEYFRAME_EVERY
+        ).path
+        _keep(
+            path,
+            f"600 random operations on a small arena with a prefix cache, {layout} "
+            "(tests.inspect_.cached)",
+            f"a prefix cache: matches, publications and evictions of {what}",
+        )
 
 
 def _shrunk(name: str) -> None:

@@ -37,6 +37,10 @@ def same(one: ArenaState, other: ArenaState) -> None:
     for name in OF_ARENA:
         assert getattr(one, name) == getattr(other, name), name
     assert one.pins.keys() == other.pins.keys()
+    assert {n: p.tolist() for n, p in one.shared.items()} == {
+        n: p.tolist() for n, p in other.shared.items()
+    }
+    assert np.array_equal(one.users, other.users)
     for mine_ids, their_ids in ((one.ids, other.ids), (one.state_ids, other.state_ids)):
         assert (mine_ids.fresh, mine_ids.released) == (their_ids.fresh, their_ids.released)
         assert np.array_equal(mine_ids.generation, their_ids.generation)

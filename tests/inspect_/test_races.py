@@ -49,6 +49,7 @@ class Request:
     pages: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     length: int = 0
     launched: int = 0
+    shared: int = 0  # pages at the front that are the prefix cache's
 
 
 def naive_races(trace: Trace) -> set[tuple[int, int, str, int]]:
@@ -97,6 +98,22 @@ def naive_races(trace: Trace) -> set[tuple[int, int, str, int]]:
                     requests[asked.request].length += asked.tokens
                 elif isinstance(asked, ops.Release):
                     requests.pop(asked.request, None)
+                elif isinstance(asked, ops.Admit) and body.value:
+                    requests[asked.request].length = body.value
+                    requests[asked.request].launched = body.value
+            case events.Share():
+                sharer = requests[body.request]
+                sharer.shared = body.first_page + body.virtual.size
+                for band in range(len(names)):
+                    if not state[band]:
+                        sharer.pages[band][body.first_page : sharer.shared] = body.virtual.tolist()
+                        for virtual in body.virtual.tolist():
+                            if (band, virtual) in owner:
+                                owner[band, virtual] = events.CACHE
+            case events.StateCopy():
+                band = names.index(body.band)
+                touched(band, body.from_page, event.sequence, False)
+                touched(band, body.to_page, event.sequence, True)
             case events.LeaseBegin(lease=0):
                 band = names.index(body.band)
                 holders = np.broadcast_to(body.holder, body.virtual.size).tolist()  # type: ignore[arg-type]
@@ -131,12 +148,15 @@ def naive_races(trace: Trace) -> set[tuple[int, int, str, int]]:
                     request = requests[number]
                     for band, pages in request.pages.items():
                         for index, virtual in enumerate(pages):
-                            if owner.get((band, virtual)) != number:
+                            holder = owner.get((band, virtual))
+                            shared = index < request.shared and not state[band]
+                            if holder != (events.CACHE if shared else number):
                                 continue  # a window that was trimmed
                             place = (band, page_of[band, virtual])
                             forward.reads.add(place)
                             forward.rows.add((band, virtual))
-                            if state[band] or index >= request.launched // page_size:
+                            first = request.launched // page_size
+                            if state[band] or (not shared and index >= first):
                                 forward.writes.add(place)
                     request.launched = request.length
                 forwards.append(forward)

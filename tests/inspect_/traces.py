@@ -49,21 +49,24 @@ def record(
     snapshots: bool = False,
     close: bool = True,
     config: dict[str, Any] | None = None,
+    engine: type[RandomEngine] = RandomEngine,
+    drain: bool = False,
     **options: Any,
 ) -> Recorded:
-    """Random operations on a small arena, recorded to `path`; `options` go to the recorder."""
+    """Random operations of an engine on a small arena, recorded to `path`; `drain`: everything is
+    given back at the end; `options` go to the recorder."""
     arena = small_arena(layout, **(config or {}))
     told = Told()
     arena.books.observer = told
     recorder = Recorder(path, arena, **options)
-    engine = RandomEngine(random.Random(seed))
+    chooser = engine(random.Random(seed))
     result = Recorded(recorder.directory, arena, recorder, told=told.told)
     for _ in range(operations):
-        operation = engine.choose(arena)
-        outcome = arena.apply(operation)
-        engine.note(operation, outcome)
+        chooser.step(arena)
         if snapshots:
             result.snapshots[recorder.sequence] = arena.snapshot()
+    if drain:
+        chooser.drain(arena)
     if close:
         recorder.close()
     return result

@@ -97,6 +97,10 @@ def replay(
     pools: Annotated[
         bool, typer.Option("--pools", help="With --mode what-if: also separate pools.")
     ] = False,
+    evict: Annotated[
+        str | None,
+        typer.Option(help="With --mode what-if: cached prefixes go by lru or by joint_lru."),
+    ] = None,
     read_as: Annotated[
         str | None,
         typer.Option(
@@ -130,7 +134,7 @@ def replay(
         passes = 5 if mode == "time" else 1
     if passes < 1:
         raise ConfigError(f"--passes {passes} was asked for; give 1 or more")
-    changes = (arena_bytes, page_size, max_moves, barrier, pools or None)
+    changes = (arena_bytes, page_size, max_moves, barrier, evict, pools or None)
     _belongs(mode, "what-if", any(change is not None for change in changes), "what is different")
     _belongs(mode, "time", against is not None, "--against")
     _belongs(mode, "check", accept or junit is not None or bool(reason), "--accept and --junit")
@@ -148,7 +152,7 @@ def replay(
         sizes: list[int | None] = [None]
         if arena_bytes is not None:
             sizes = list(parse_sweep(arena_bytes))
-        wanted = [Change(size, page_size, max_moves, barrier) for size in sizes]
+        wanted = [Change(size, page_size, max_moves, barrier, evict=evict) for size in sizes]
         if pools:
             wanted += [Change(size, page_size, pools=True) for size in sizes]
         _what_if(path, [change for change in wanted if not change.is_none], until, as_json)
@@ -317,7 +321,7 @@ def _what_if(path: Path, changes: list[Change], until: int | None, as_json: bool
     if not changes:
         raise ConfigError(
             "--mode what-if was asked for, but nothing is different; give --arena-bytes, --page-size, "
-            "--max-moves, --barrier or --pools"
+            "--max-moves, --barrier, --evict or --pools"
         )
     rows = what_if(open_trace(path), changes, stop=until)
     if as_json:

@@ -57,6 +57,8 @@ def print_what_if(path: Path, rows: Sequence[WhatIf]) -> None:
     console = tables.screen()
     shown = [wide or console.width >= _WIDE for _, wide in _COLUMNS]
     titles = [title for (title, _), show in zip(_COLUMNS, shown, strict=True) if show]
+    has_cache = any(row.hit_tokens is not None for row in rows)
+    titles += [">hit tokens", ">evicted", ">stalls"] if has_cache else []
     made = tables.table(str(path), "arena", *titles)
     for row in rows:
         if row.problem:
@@ -68,6 +70,9 @@ def print_what_if(path: Path, rows: Sequence[WhatIf]) -> None:
             spell_bytes(row.bytes_moved), f"{row.barriers:,}", spell_bytes(row.held_bytes),
         )  # fmt: skip
         chosen = [cell for cell, show in zip(cells, shown, strict=True) if show]
+        if has_cache:
+            of_cache = (row.hit_tokens, row.evicted_pages, row.stalls)
+            chosen += ["–" if count is None else f"{count:,}" for count in of_cache]
         tables.row(made, _name(row), *chosen)
     console.print(made)
     told = "refused: operations that were done then and are refused now, by which requests are "
@@ -87,6 +92,8 @@ def _name(row: WhatIf) -> str:
         told.append(f"at most {change.max_moves:,} moves")
     if change.barrier is not None:
         told.append(f"barrier {change.barrier}")
+    if change.evict is not None:
+        told.append(f"evict {change.evict}")
     return ", ".join(told)
 
 

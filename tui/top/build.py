@@ -108,7 +108,7 @@ def _bands(source: TraceSource, past: Past, now_ns: int) -> tuple[BandFigures, .
     figures = []
     for band, (start, stop), rate, letter in zip(state.bands, ranges, told, letters, strict=True):
         part = band.slice
-        live, holes, pending, pinned = source.census.bands[band.index].within(
+        live, holes, pending, pinned, cached = source.census.bands[band.index].within(
             part.start, part.stop
         )
         above, below = 0, 0
@@ -124,7 +124,7 @@ def _bands(source: TraceSource, past: Past, now_ns: int) -> tuple[BandFigures, .
                 band.name, letter, band.kind, size, band.extent, (start, stop), live, pinned,
                 pending, holes, above,
                 holes + above // size + below // size, rate.moves_per_second,
-                rate.moves_per_second * size, rate.refusals, rate.spark,
+                rate.moves_per_second * size, rate.refusals, rate.spark, cached,
             )  # fmt: skip
         )
     return tuple(figures)

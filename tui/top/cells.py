@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bandscope.allocator.band import HOLE, LIVE, PENDING
+from bandscope.allocator.events import CACHE
 from bandscope.inspect.state import GLYPHS, ArenaState, BandState
 from bandscope.tui.top.census import BandCensus, Census
 from bandscope.tui.top.placing import place, sink_columns
@@ -38,16 +39,22 @@ def spans_of(
 
 
 def cells_of(
-    band: BandState, first: int, stop: int, columns: int, census: BandCensus | None = None
+    band: BandState,
+    first: int,
+    stop: int,
+    columns: int,
+    census: BandCensus | None = None,
+    has_cache: bool = False,
 ) -> np.ndarray:
-    """`Cell` numbers of the pages `[first, stop)` spread over `columns` characters."""
+    """`Cell` numbers of the pages `[first, stop)` spread over `columns` characters; `has_cache`: some
+    may be the prefix cache's."""
     low = first - band.base
     count = stop - first
     starts = np.arange(columns) * count // columns
     if census is not None and count >= _MANY:
         below = census.below(low + np.append(starts, count))
-        live, holes, pending, pinned_count = below[:, 1:] - below[:, :-1]
-        return _cells(live, holes, pending, pinned_count > 0)
+        live, holes, pending, pinned_count, *cached = below[:, 1:] - below[:, :-1]
+        return _cells(live, holes, pending, pinned_count > 0, cached[0] if cached else None)
     states = band.state[low : low + count]
     pins = band.pins[low : low + count]
     if count <= columns:
@@ -56,15 +63,25 @@ def cells_of(
         sums = np.add.reduceat(_WEIGHTS[states], starts)
         pinned = np.maximum.reduceat(pins, starts) > 0
     live, holes, pending = sums & _MASK, sums >> _BITS & _MASK, sums >> 2 * _BITS
-    return _cells(live, holes, pending, pinned)
+    kept = None
+    if has_cache:
+        theirs = (band.owner[low : low + count] == CACHE).astype(np.int64)
+        kept = theirs[starts] if count <= columns else np.add.reduceat(theirs, starts)
+    return _cells(live, holes, pending, pinned, kept)
 
 
 def _cells(
-    live: np.ndarray, holes: np.ndarray, pending: np.ndarray, pinned: np.ndarray
+    live: np.ndarray,
+    holes: np.ndarray,
+    pending: np.ndarray,
+    pinned: np.ndarray,
+    cached: np.ndarray | None = None,
 ) -> np.ndarray:
     cells = np.where(live >= holes, Cell.MOSTLY_LIVE, Cell.MOSTLY_HOLES)
     cells[live == 0] = Cell.HOLE
     cells[(holes == 0) & (live > 0)] = Cell.LIVE
+    if cached is not None:
+        cells[(cached * 2 > live) & (live >= holes)] = Cell.CACHED
     cells[pending > 0] = Cell.PENDING
     cells[pinned] = Cell.PINNED
     return cells
@@ -103,7 +120,7 @@ def arena_map(
         owners[span.first : span.stop] = span.band
         cells[span.first : span.stop] = cells_of(
             band, span.page_first, span.page_stop, span.stop - span.first,
-            None if census is None else census.bands[span.band],
+            None if census is None else census.bands[span.band], state.has_cache,
         )  # fmt: skip
     at = {span.band: span for span in spans}
     here = -1
@@ -133,7 +150,7 @@ def zoom_map(state: ArenaState, cursor: tuple[int, int], columns: int) -> ZoomMa
     first, stop = band.extent
     begin = max(first, min(cursor[1] - columns // 2, stop - columns))
     end = min(stop, begin + columns)
-    cells = cells_of(band, begin, end, end - begin)
+    cells = cells_of(band, begin, end, end - begin, has_cache=state.has_cache)
     return ZoomMap(
         band.index, begin, runs_of(cells, np.full(cells.size, band.index)), cursor[1] - begin
     )
@@ -173,4 +190,12 @@ def page_facts(state: ArenaState, cursor: tuple[int, int]) -> PageFacts:
         ),
         int(band.ticket[at]),
         int(band.leased_at[virtual]) if holds else -1,
+        users_of(state, band.index, virtual),
     )
+
+
+def users_of(state: ArenaState, band: int, virtual: int) -> tuple[int, ...]:
+    """The requests that share a virtual page with the prefix cache; a state is shared by none."""
+    if virtual < 0 or not state.has_cache or band == state.state_band:
+        return ()
+    return tuple(state.users_of(virtual))

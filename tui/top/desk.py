@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bandscope.allocator.errors import TraceError
+from bandscope.allocator.events import CACHE
 from bandscope.inspect.differences import Difference
 from bandscope.inspect.format import HEADER_NAME
 from bandscope.inspect.registry import Running
@@ -363,6 +364,8 @@ class Desk:
             if cursor is not None:
                 band = state.bands[cursor[0]]
                 request = int(band.owner[cursor[1] - band.base])
+        if request == CACHE:
+            return [], "the prefix cache holds the page under the cursor; tab 6 tells who uses it"
         if request < 0:
             return [], "no request holds the page under the cursor"
         return request_rows(state, request), about

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from bandscope.allocator.events import CACHE
 from bandscope.inspect.spelling import spell_runs
 from bandscope.inspect.state import ArenaState
 from bandscope.tui.top.snapshot import PageDetails, Row, Touch
 
 _ROWS = 5_000
+_USERS = 100
 
 
 def page_rows(details: PageDetails, band: int, in_flight: tuple[int, ...]) -> list[Row]:
@@ -28,6 +30,12 @@ def page_rows(details: PageDetails, band: int, in_flight: tuple[int, ...]) -> li
         tokens = f", {details.owner_tokens:,} tokens" if details.owner_tokens >= 0 else ""
         text = f"request {details.owner}{tokens}; Enter lists its pages"
         said.append(Row(-1, -1, "Owner", text, opens=("request", details.owner)))
+    elif details.owner == CACHE:
+        users = f"; {len(details.users):,} requests use it" if details.users else "; nobody uses it"
+        add("Owner", f"the prefix cache{users if details.shared or details.users else ''}")
+        for user in details.users[:_USERS]:
+            text = f"request {user} shares it; Enter lists its pages"
+            said.append(Row(-1, -1, "User", text, opens=("request", user), request=user))
     for number, holder, since in details.leases:
         when = f"since event {since:,}" if since >= 0 else "since before a keyframe"
         add("Lease", f"lease {number} of {holder} pins it, {when}", since)
@@ -38,8 +46,10 @@ def page_rows(details: PageDetails, band: int, in_flight: tuple[int, ...]) -> li
     missing += f" (back to event {details.looked_back:,})"
     held = details.virtual >= 0
     for kind, touch, wanted in (
-        ("Leased", details.leased, held), ("Last move", details.moved, held),
-        ("Last read", details.read, held), ("Last write", details.written, held),
+        ("Leased", details.leased, held), ("Shared", details.shared, False),
+        ("Last move", details.moved, held), ("Last read", details.read, held),
+        # Who wrote a page before the cache took it is not followed.
+        ("Last write", details.written, held and details.owner != CACHE),
         ("Freed", details.freed, not held and details.state in ("hole", "pending")),
         ("Barrier", details.barrier, details.complete and (held or bool(details.waits_for))),
     ):  # fmt: skip
@@ -84,6 +94,13 @@ def request_rows(state: ArenaState, request: int) -> list[Row]:
             flying = " (in flight)" if known.last_ticket in state.in_flight else ""
             text += f", last in forward {known.last_ticket:,}{flying}"
     rows = [Row(-1, -1, "Request", text)]
+    shared = state.shared.get(request)
+    if shared is not None and shared.size:
+        full = state.bands[state.full]
+        told = f"its first {shared.size:,} pages are the cache's: {spell_runs(shared, 4)}"
+        page = int(full.page_of[shared[0]])
+        leads = ("cursor", (full.index, page)) if page >= 0 else None
+        rows.append(Row(-1, -1, "Shared", told, band=full.index, opens=leads))
     for band in state.bands:
         # In the middle of an operation pages may be leased that the extent does not reach yet.
         pages = np.flatnonzero(band.owner == request) + band.base

@@ -125,8 +125,20 @@ def lease_rows(state: ArenaState) -> list[Row]:
         band = state.bands[pin.band]
         first = pin.physical[:1] - band.base
         owner = int(band.owner[first][0]) if first.size else -1  # of its first page, if any
+        owner = max(owner, -1)  # the prefix cache is no request
         rows.append(Row(pin.sequence, -1, "Lease", text, band=pin.band, request=owner))
-    return rows + _request_rows(state)
+    return rows + _cache_rows(state) + _request_rows(state)
+
+
+def _cache_rows(state: ArenaState) -> list[Row]:
+    """What the prefix cache owns, in one line."""
+    held = [(band.name, band.cached()) for band in state.bands if state.has_cache]
+    owned = ", ".join(f"{count:,} {name}" for name, count in held if count)
+    if not owned:
+        return []
+    sharers = sum(bool(pages.size) for pages in state.shared.values())
+    used = f"{sharers:,} requests share some" if sharers else "no request uses them"
+    return [Row(-1, -1, "Cache", f"prefix cache: owns {owned} pages; {used}")]
 
 
 def _request_rows(state: ArenaState) -> list[Row]:
@@ -152,6 +164,8 @@ def _request_rows(state: ArenaState) -> list[Row]:
         request = state.requests.get(number)
         tokens = f", {request.length:,} tokens" if request is not None else ""
         when = f"since event {since[number]:,}" if since[number] >= 0 else "since before a keyframe"
-        text = f"request {number}{tokens}: owns {', '.join(held[number])} pages, {when}"
+        shared = len(state.shared.get(number, ()))
+        shares = f", shares {shared:,} with the cache" if shared else ""
+        text = f"request {number}{tokens}: owns {', '.join(held[number])} pages{shares}, {when}"
         rows.append(Row(since[number], -1, "Request", text, request=number))
     return rows

@@ -39,6 +39,7 @@ UNICODE = Glyphs(
     {
         Cell.GAP: "·", Cell.SINK: "#", Cell.LIVE: "█", Cell.MOSTLY_LIVE: "▓",
         Cell.MOSTLY_HOLES: "░", Cell.HOLE: "-", Cell.PENDING: "~", Cell.PINNED: "P",
+        Cell.CACHED: "▒",
     },
     " ▁▂▃▄▅▆▇█", "▼", "△", "▲", "●", "‖", "─", "≠",
 )  # fmt: skip
@@ -46,6 +47,7 @@ PLAIN = Glyphs(
     {
         Cell.GAP: ".", Cell.SINK: "#", Cell.LIVE: "@", Cell.MOSTLY_LIVE: "+",
         Cell.MOSTLY_HOLES: ":", Cell.HOLE: "-", Cell.PENDING: "~", Cell.PINNED: "P",
+        Cell.CACHED: "%",
     },
     " .:-=+*%@", "v", "x", "^", "*", "=", "-", "!",
     str.maketrans({"→": ">", "·": ".", "–": "-", "µ": "u", "…": "~", "←": "<"}),
@@ -55,6 +57,7 @@ LEGEND = (
     (Cell.HOLE, "hole"), (Cell.PENDING, "pending"), (Cell.PINNED, "pinned"), (Cell.GAP, "gap"),
     (Cell.SINK, "sink"),
 )  # fmt: skip
+LEGEND_OF_CACHE = ((Cell.CACHED, "mostly of the prefix cache"),)
 
 
 @dataclass(frozen=True)

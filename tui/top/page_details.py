@@ -15,6 +15,7 @@ import numpy as np
 from bandscope.allocator import events
 from bandscope.allocator import operations as ops
 from bandscope.allocator.errors import TraceError
+from bandscope.allocator.events import CACHE
 from bandscope.allocator.operations import Outcome
 from bandscope.inspect import format as form
 from bandscope.inspect import keyframe
@@ -23,13 +24,17 @@ from bandscope.inspect.format import Kind
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.segment_reader import SegmentReader
 from bandscope.inspect.selection import operation_at, scan
+from bandscope.inspect.spelling import who
 from bandscope.inspect.state import GLYPHS, ArenaState
+from bandscope.tui.top.cells import users_of
 from bandscope.tui.top.history import body_at
+from bandscope.tui.top.sharers import Sharers
 from bandscope.tui.top.snapshot import PageDetails, Touch
 
 EVENTS_BACK = 400_000
 _STUMBLES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_OWNERS = (Kind.EXTEND, Kind.DECODE, Kind.LAUNCH, Kind.OUTCOME)
+_OWNERS = (Kind.ADMIT_PREFIX, Kind.EXTEND, Kind.DECODE, Kind.LAUNCH, Kind.OUTCOME)
+_SHARES = (Kind.SHARE, Kind.RELEASE, Kind.RELEASE_PREFIX)
 _PAGES = (Kind.LEASE_BEGIN, Kind.LEASE_END, Kind.PAGE_MOVE)
 
 
@@ -54,6 +59,7 @@ def facts(state: ArenaState, cursor: tuple[int, int]) -> PageDetails:
         ),
         int(band.ticket[at]),
         looked_back=state.sequence,
+        users=users_of(state, band.index, virtual),
     )
 
 
@@ -111,16 +117,21 @@ class PageSearch:
             return self._look_at_empty(start, stop, snapshot)
         found: dict[str, Touch] = {}
         ledger = _Owner(self.details.owner, self.details.virtual, snapshot["ledger"])
+        sharers = Sharers(self.details.virtual, snapshot)
         for event in scan(self.trace, self._sieve, start, stop):
             body = event.body
             if isinstance(body, Outcome):
-                self._forward(event, ledger, found)
+                if self.details.owner == CACHE and not self._is_state:
+                    self._read_by_sharer(event, ledger, sharers, found)
+                else:
+                    self._forward(event, ledger, found)
             elif isinstance(body, ops.Operation):
                 ledger.asked = event
             elif isinstance(body, events.LeaseBegin) and not body.lease:
                 if body.band == self._name:
                     ledger.take(body)
                 if self._is_ours(body):
+                    sharers.users.clear()
                     found = {"leased": Touch(event.sequence, _by(self.trace, event))}
                     if self._fills:
                         found["written"] = Touch(event.sequence, "filled when it was handed out")
@@ -130,8 +141,14 @@ class PageSearch:
                 text = f"from page {body.sources[at]:,} to {body.destinations[at]:,}{urgent}"
                 found["moved"] = Touch(event.sequence, text)
                 found["written"] = Touch(event.sequence, f"moved {text}")
+            elif isinstance(body, events.Share):
+                if sharers.take(body) and self.details.owner == CACHE and "shared" not in found:
+                    found["shared"] = Touch(event.sequence, f"by {_by(self.trace, event)}")
+            elif isinstance(body, events.StateCopy) and body.band == self.details.band:
+                self._copied(event, body, found)
         for name, touch in found.items():
-            if getattr(self.details, name) is None:
+            # It became the cache's when it was shared first; later ones found it there.
+            if getattr(self.details, name) is None or name == "shared":
                 self._tell(name, touch)
         return "leased" in found
 
@@ -149,7 +166,7 @@ class PageSearch:
         if asked is None or asked.sequence != event.operation or not outcome.ok:
             return
         if not isinstance(asked.body, ops.Launch):
-            ledger.grow(asked.body)
+            ledger.grow(asked.body, outcome, self._page_size)
         elif self.details.owner in asked.body.requests:
             ticket = int(outcome.value)
             text = f"by forward {ticket:,} over request {self.details.owner}"
@@ -162,11 +179,39 @@ class PageSearch:
             if self._is_state or (index is not None and index >= first):
                 found["written"] = Touch(asked.sequence, text, ticket)
 
+    def _read_by_sharer(
+        self, event: Event, ledger: _Owner, sharers: Sharers, found: dict[str, Touch]
+    ) -> None:
+        """The outcome of an operation over those who share a page of the cache: forwards read it."""
+        asked, outcome = ledger.asked, event.body
+        assert isinstance(outcome, Outcome)
+        if asked is None or asked.sequence != event.operation or not outcome.ok:
+            return
+        if isinstance(asked.body, ops.Release):
+            sharers.users.discard(asked.body.request)
+        elif isinstance(asked.body, ops.Launch):
+            users = sharers.users.intersection(asked.body.requests)
+            if users:
+                ticket = int(outcome.value)
+                text = f"by forward {ticket:,} over request {min(users)}, which shares it"
+                found["read"] = Touch(asked.sequence, text, ticket)
+
+    def _copied(self, event: Event, body: events.StateCopy, found: dict[str, Touch]) -> None:
+        if body.destination == self.details.virtual:
+            text = f"a copy of slot {body.source} ({body.why})"
+            found["written"] = Touch(event.sequence, text)
+        elif body.source == self.details.virtual:
+            text = f"copied to slot {body.destination} ({body.why})"
+            found["read"] = Touch(event.sequence, text)
+
     def _sieve(self, segment: SegmentReader) -> np.ndarray:
         kinds, bands = segment.records["kind"], segment.records["band"]
         ours = (bands == self._band) | ((bands == self._naming) & (kinds == Kind.LEASE_BEGIN))
         mask: np.ndarray = np.isin(kinds, _PAGES) & ours
         mask |= np.isin(kinds, _OWNERS)
+        mask |= (kinds == Kind.STATE_COPY) & (bands == self._band)
+        if self.details.owner == CACHE:
+            mask |= np.isin(kinds, _SHARES)
         return mask
 
     # --- a page that holds nothing ----------------------------------------------------------------
@@ -179,7 +224,7 @@ class PageSearch:
         state.restore(snapshot, start)
         band = state.bands[self._band]
         if band.virtual[page - band.base] >= 0:
-            owner = f"request {int(band.owner[page - band.base])}"
+            owner = who(int(band.owner[page - band.base]))
             held[page] = int(band.virtual[page - band.base]), owner
         for event in scan(self.trace, self._sieve, start, stop):
             body = event.body
@@ -202,7 +247,7 @@ class PageSearch:
                         continue
                     virtual = int(body.virtual[at[0]])
                     if there:
-                        held[page] = virtual, "a request"
+                        held[page] = virtual, "somebody"
                     else:
                         held.pop(page, None)
                         to = int(body.destinations[at[0]])
@@ -215,7 +260,7 @@ class PageSearch:
     # --- after all --------------------------------------------------------------------------------
 
     def _add_stacks(self) -> None:
-        for name in ("leased", "moved", "read", "written", "freed"):
+        for name in ("leased", "shared", "moved", "read", "written", "freed"):
             touch = getattr(self.details, name)
             if touch is not None:
                 stack = stack_of(self.trace, touch.sequence)
@@ -276,12 +321,15 @@ class _Owner:
         elif body.holder == self.request:
             self._add(body.virtual)
 
-    def grow(self, operation: Any) -> None:
-        """Room for more tokens was made."""
+    def grow(self, operation: Any, outcome: Outcome, page_size: int) -> None:
+        """Room for more tokens was made, or some were there from the beginning."""
         if isinstance(operation, ops.Extend) and operation.request == self.request:
             self.length += operation.tokens
         elif isinstance(operation, ops.Decode) and self.request in operation.requests:
             self.length += 1
+        elif isinstance(operation, ops.Admit) and operation.request == self.request:
+            self.length = self.launched = int(outcome.value or 0)
+            self._pages = self.length // page_size
 
 
 def _stretches(trace: Trace, position: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
@@ -307,9 +355,8 @@ def _fills(trace: Trace, is_state: bool) -> bool:
 
 
 def _holder(body: events.LeaseBegin, at: int) -> str:
-    if isinstance(body.holder, str):
-        return body.holder
-    return f"request {body.holder if isinstance(body.holder, int) else int(body.holder[at])}"
+    holder = body.holder
+    return who(holder if isinstance(holder, int | str) else int(holder[at]))
 
 
 def _by(trace: Trace, event: Event) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bandscope.allocator.events import CACHE
+from bandscope.inspect.spelling import who
 from bandscope.tui.top.look import Glyphs, Line
 from bandscope.tui.top.placing import place, sink_columns
 from bandscope.tui.top.snapshot import Cell, Run, Snapshot
@@ -11,6 +13,7 @@ _STATE_STYLES = {
     Cell.GAP: "faint", Cell.SINK: "dim", Cell.HOLE: "dim", Cell.PENDING: "warn",
     Cell.PINNED: "bad bold",
 }  # fmt: skip
+_USERS_SHOWN = 4
 
 
 def _gutter(text: str, gutter: int) -> Line:
@@ -132,8 +135,12 @@ def page_line(snapshot: Snapshot, gutter: int) -> Line:
     band = snapshot.bands[page.band]
     said = [f"{band.name} page {page.page:,}, {page.state}"]
     if page.name:
-        owner = f" of request {page.owner}" if page.owner >= 0 else ""
+        owner = f" of {who(page.owner)}" if page.owner >= 0 or page.owner == CACHE else ""
         said[0] += f": holds {page.name.rpartition(' ')[2]}{owner}"
+    if page.users:
+        told = ", ".join(f"r{user}" for user in page.users[:_USERS_SHOWN])
+        more = f" and {len(page.users) - _USERS_SHOWN:,} more" if page.users[_USERS_SHOWN:] else ""
+        said.append(f"used by {told}{more}")
     if page.held_since >= 0:
         said.append(f"since event {page.held_since:,}")
     if page.leases:

@@ -100,6 +100,7 @@ def facts_of(snapshot: Snapshot) -> list[str]:
     facts = [
         f"arena {spell_bytes(snapshot.total_bytes)}",
         f"held {spell_share(snapshot.floor_bytes, usable)}",
+        *([f"cached {spell_share(snapshot.cached_bytes, usable)}"] if snapshot.has_cache else []),
         f"wasted {spell_share(snapshot.wasted_bytes, usable)}",
         f"gaps {spell_bytes(sum(gaps))}, largest {spell_bytes(max(gaps, default=0))}",
         f"{snapshot.requests:,} requests",

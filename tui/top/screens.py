@@ -17,7 +17,7 @@ from bandscope.inspect.registry import Running
 from bandscope.tui.top.canvas import Canvas
 from bandscope.tui.top.comparing import LETTERS, WORDS
 from bandscope.tui.top.keys import GROUPS, MOUSE, Groups
-from bandscope.tui.top.look import LEGEND, Glyphs, Line, clean, fit
+from bandscope.tui.top.look import LEGEND, LEGEND_OF_CACHE, Glyphs, Line, clean, fit
 from bandscope.tui.top.ranks import run_and_rank
 from bandscope.tui.units import spell_bytes
 
@@ -69,7 +69,9 @@ class _Lines(ModalScreen[Any]):
         self.draw()
 
 
-def help_lines(width: int, glyphs: Glyphs, groups: Groups = GROUPS) -> list[Line]:
+def help_lines(
+    width: int, glyphs: Glyphs, groups: Groups = GROUPS, has_cache: bool = False
+) -> list[Line]:
     """Every key, in two columns where there is room; then the mouse, and the characters."""
     lines: list[Line] = [[(" bandscope top: keys", "accent bold")], []]
     cells: list[Line] = []
@@ -87,7 +89,8 @@ def help_lines(width: int, glyphs: Glyphs, groups: Groups = GROUPS) -> list[Line
     else:
         lines += cells
     lines += [[], [(" Characters of the maps", "bold")]]
-    said = "   ".join(f"{glyphs.cells[cell]} {name}" for cell, name in LEGEND)
+    legend = (*LEGEND, *LEGEND_OF_CACHE) if has_cache else LEGEND
+    said = "   ".join(f"{glyphs.cells[cell]} {name}" for cell, name in legend)
     lines.append([(f"   {said}", "")])
     lines.append([(
         f"   {glyphs.left} moved from   {glyphs.came} moved to   {glyphs.cursor} cursor   "
@@ -104,7 +107,9 @@ class HelpScreen(_Lines):
 
     def content(self, width: int) -> list[Line]:
         """The help."""
-        return help_lines(width, self.main.glyphs, self.main.ui.groups)
+        shown = self.main.snapshot
+        has_cache = shown is not None and shown.has_cache
+        return help_lines(width, self.main.glyphs, self.main.ui.groups, has_cache)
 
     def on_key(self, event: events.Key) -> None:
         """Scroll, or close."""

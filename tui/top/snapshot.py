@@ -14,7 +14,8 @@ SCHEMA = "bandscope-top/1"
 
 class Cell(IntEnum):
     """What a character of a map stands for. Where several hold, the one that is rarest wins:
-    pinned, then pending, then a mixture, so that one page of a million changes its character."""
+    pinned, then pending, then a mixture, so that one page of a million changes its character. Cached:
+    of its live pages, which are at least as many as its holes, most are the prefix cache's."""
 
     GAP = 0
     SINK = 1
@@ -24,6 +25,7 @@ class Cell(IntEnum):
     HOLE = 5
     PENDING = 6
     PINNED = 7
+    CACHED = 8
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class ZoomMap:
 @dataclass(frozen=True)
 class PageFacts:
     """The chosen page. `name`: band, virtual page, generation, empty where it holds nothing; -1 and
-    the empty tuple: none, unknown."""
+    the empty tuple: none, unknown. `owner`: a request, or `events.CACHE`, whose page `users` share."""
 
     band: int
     page: int
@@ -99,6 +101,7 @@ class PageFacts:
     leases: tuple[int, ...]
     ticket: int
     held_since: int
+    users: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ class PageDetails:
     `virtual`, `generation`, `owner` are −1 where the page holds nothing; `waits_for` is the ticket of
     a pending page, 0 otherwise. `read`: the last forward over its owner; `written`: the last forward,
     move or fill that wrote it; `barrier`: the last one that waits for those; `freed`: how a page that
-    holds nothing became empty. `complete`: nothing further back is looked for.
+    holds nothing became empty. Where the owner is `events.CACHE`, `users` are the requests that share
+    the page, and `shared` is how it became the cache's. `complete`: nothing further back is looked for.
     """
 
     band: str
@@ -140,6 +144,8 @@ class PageDetails:
     freed: Touch | None = None
     looked_back: int = 0
     complete: bool = False
+    users: tuple[int, ...] = ()
+    shared: Touch | None = None
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,8 @@ class Compared:
 
 @dataclass(frozen=True)
 class BandFigures:
-    """One band; pages unless named bytes. `gap_bytes`: free bytes above it. `available_estimate`:
+    """One band; pages unless named bytes. `cached`: those of `held` that are the prefix cache's, None
+    without one. `gap_bytes`: free bytes above it. `available_estimate`:
     pages that it alone could still take. Rates are over the last second, `refusals` and `spark`
     (pages moved, oldest first) over the history that is shown."""
 
@@ -195,6 +202,7 @@ class BandFigures:
     bytes_per_second: float
     refusals: int
     spark: tuple[int, ...]
+    cached: int | None = None
 
 
 @dataclass(frozen=True)
@@ -333,6 +341,16 @@ class Snapshot:
         )
 
     @property
+    def has_cache(self) -> bool:
+        """Whether the arena has a prefix cache."""
+        return any(band.cached is not None for band in self.bands)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of what the prefix cache owns."""
+        return sum((band.cached or 0) * band.page_bytes for band in self.bands)
+
+    @property
     def floor_bytes(self) -> int:
         """Bytes of what is held."""
         return sum(band.held * band.page_bytes for band in self.bands)
@@ -348,6 +366,12 @@ class Snapshot:
         told = asdict(self)
         for name in ("view", "map", "zoom", "waterfall", "page", "message", "matches", "bookmarks"):
             del told[name]
+        for band in told["bands"]:
+            if band["cached"] is None:
+                del band["cached"]
+        details = told["details"]
+        if details is not None and not self.has_cache:
+            del details["users"], details["shared"]
         return {
             "schema": SCHEMA,
             **told,

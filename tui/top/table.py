@@ -43,19 +43,22 @@ COLUMNS = (
     Column("bytes/s", 11, 8, lambda band: spell_bytes(band.bytes_per_second)),
     Column("refused", 8, 7, lambda band: spell_short(band.refusals)),
 )
+# Where the arena has a prefix cache.
+CACHED = Column("cached", 9, 1, lambda band: spell_short(band.cached or 0))
 _SPARK_FROM = 130
 
 
-def chosen_columns(width: int) -> list[Column]:
+def chosen_columns(width: int, has_cache: bool = False) -> list[Column]:
     """The columns that fit beside a name of a sixth of the width."""
     left = width - name_width(width)
     kept = []
-    for column in sorted(COLUMNS, key=lambda known: known.rank):
+    known_columns = (COLUMNS[0], CACHED, *COLUMNS[1:]) if has_cache else COLUMNS
+    for column in sorted(known_columns, key=lambda known: known.rank):
         if column.width > left:
             break
         kept.append(column)
         left -= column.width
-    return [column for column in COLUMNS if column in kept]
+    return [column for column in known_columns if column in kept]
 
 
 def name_width(width: int) -> int:
@@ -74,7 +77,7 @@ def sparkline(values: tuple[int, ...], glyphs: Glyphs) -> str:
 
 def table_lines(snapshot: Snapshot, width: int, count: int, glyphs: Glyphs) -> list[Line]:
     """A line of titles and one line per band, at most `count` in all."""
-    columns = chosen_columns(width)
+    columns = chosen_columns(width, snapshot.has_cache)
     first = name_width(width)
     title = f"{' pages' if width >= 60 else ' band':<{first}}"
     title += "".join(f"{column.title:>{column.width}}" for column in columns)

@@ -97,6 +97,7 @@ def leaks(
     found = report.verdict == "leak" or bool(report.double_owners)
     if band:
         report.holdings = [one for one in report.holdings if one.band in band]
+        report.cached = [one for one in report.cached if one.band in band]
         report.unended = [one for one in report.unended if one.band in band]
         report.growth = [one for one in report.growth if one.band in band]
     if as_json:
@@ -108,17 +109,20 @@ def leaks(
 
 
 def _print_leaks(console: Console, report: LeakReport, limit: int) -> None:
+    from bandscope.inspect.spelling import who
     from bandscope.tui.commands.inspect import tables
 
     if report.holdings:
         console.print(_holdings("Held pages", report.holdings, limit))
         _more(console, len(report.holdings), limit)
+    if report.cached:
+        console.print(_holdings("Pages of the prefix cache", report.cached, limit))
     if report.unended:
         console.print(_holdings("Leases without an end", report.unended, limit))
     for band, virtual, first, second, sequence in report.double_owners[: limit or None]:
         tables.hanging(
             console, f"{sequence:,}: ",
-            f"page {virtual} of {band} is held by request {first} and by request {second}", "bold red",
+            f"page {virtual} of {band} is held by {who(first)} and by {who(second)}", "bold red",
         )  # fmt: skip
     growing = [one for one in report.growth if one.pages_per_kevent > 0]
     if growing:

@@ -80,13 +80,15 @@ def _print_instant(console: Console, found: Instant, state: ArenaState, limit: i
         ("extent", [f"{b.extent_pages[0]:,}..{b.extent_pages[1]:,}" for b in found.bands]),
         ("extent, bytes", [spell_bytes(b.extent_bytes[1] - b.extent_bytes[0]) for b in found.bands]),
         ("live", [spell_count(b.live) for b in found.bands]),
+        ("of these cached", [spell_count(b.cached or 0) for b in found.bands]),
         ("holes", [spell_count(b.hole) for b in found.bands]),
         ("pending", [spell_count(b.pending) for b in found.bands]),
         ("pinned", [spell_count(b.pinned) for b in found.bands]),
         ("rows to publish", [spell_count(b.unpublished) for b in found.bands]),
         ("gap above", [spell_bytes(b.gap_bytes) for b in found.bands]),
     ):
-        tables.row(made, name, *values)
+        if name != "of these cached" or found.has_cache:
+            tables.row(made, name, *values)
     console.print(made)
     flight = ", ".join(map(str, found.in_flight)) or "none"
     console.print(f"tickets in flight: {flight} ({found.tickets_issued:,} launched so far)")
@@ -109,13 +111,13 @@ def _print_requests(console: Console, found: Instant, limit: int) -> None:
     letters = letters_of([band.kind for band in found.bands])
     made = tables.table(
         "\nRequests, and their pages by band", ">request", ">tokens", ">launched", ">ticket",
-        *(f">{letter}" for letter in letters),
+        *(f">{letter}" for letter in letters), *([">shared"] if found.has_cache else []),
     )  # fmt: skip
     for one in shown:
         pages = (spell_count(one.pages.get(band.name, 0)) for band in found.bands)
         tables.row(
             made, one.request, spell_count(one.length), spell_count(one.launched), one.last_ticket,
-            *pages,
+            *pages, *([spell_count(one.shared or 0)] if found.has_cache else []),
         )  # fmt: skip
     console.print(made)
     if len(shown) < len(found.requests):

@@ -10,7 +10,7 @@ from bandscope.tui.units import spell_bytes, spell_count, spell_seconds, spell_s
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bandscope.inspect.operation_stats import TraceStats
+    from bandscope.inspect.operation_stats import CacheStats, TraceStats
     from bandscope.inspect.summary import Summary
 
 
@@ -151,6 +151,9 @@ def _print_stats(console: Console, found: TraceStats) -> None:
         label = {"pages": "moved", "pages_urgent": "moved, urgent", "batches": "batches of moves",
                  "bytes": "bytes moved"}.get(name, name.replace("_", " "))  # fmt: skip
         tables.row(rows, label, *(spell(getattr(band, name)) for band in found.bands))
+    if found.cache is not None:
+        evicted = (spell_count(found.cache.evicted[band.band]) for band in found.bands)
+        tables.row(rows, "evicted", *evicted)
     console.print(rows)
     refused = [
         f"{count:,} × {operation.kind} ({reason})"
@@ -158,10 +161,18 @@ def _print_stats(console: Console, found: TraceStats) -> None:
         for reason, count in operation.refused.items()
     ]
     barriers = [f"{count:,} × {kind}" for kind, count in found.barriers.items()]
-    console.print(
-        tables.facts(
-            [("barriers", ", ".join(barriers) or "none"), ("refused", ", ".join(refused) or "none")]
-        )
+    facts = [("barriers", ", ".join(barriers) or "none"), ("refused", ", ".join(refused) or "none")]
+    if found.cache is not None:
+        facts.append(("prefix cache", _spell_cache(found.cache)))
+    console.print(tables.facts(facts))
+
+
+def _spell_cache(cache: CacheStats) -> str:
+    stalls = f", {cache.stalls:,} stalled" if cache.stalls else ""
+    return (
+        f"{cache.matches:,} of {cache.asked:,} requests with a key matched, {cache.hit_tokens:,} tokens "
+        f"in all; {cache.shared:,} pages shared; {cache.checkpoints:,} checkpoints{stalls}; "
+        f"{sum(cache.evicted.values()):,} pages evicted for {cache.evictions:,} demands"
     )
 
 
