@@ -8,6 +8,7 @@ from bandscope.allocator.arena import Arena
 from bandscope.allocator.band import Band
 from bandscope.allocator.books import Books
 from bandscope.allocator.checks import Violation
+from bandscope.fuzz.cache_comparison import compare_cache
 from bandscope.fuzz.model import Model
 from bandscope.fuzz.model.bands import BandBook
 
@@ -19,7 +20,7 @@ def compare_everything(model: Model, arena: Arena) -> list[Violation]:
     for book, band in zip(model.bands, books.bands, strict=True):
         found += [*_band(book, band), *_waiting(model, book, books)]
     found += [*_ids(model, books), *_requests(model, arena), *_tickets(model, books)]
-    found += [*compare_leases(model, books), *_answers(model, arena)]
+    found += [*compare_leases(model, books), *compare_cache(model, books), *_answers(model, arena)]
     return found
 
 
@@ -93,10 +94,12 @@ def _requests(model: Model, arena: Arena) -> Iterator[Violation]:
             int(column[row])
             for column in (
                 ledger.request, ledger.length, ledger.launched, ledger.page_count, ledger.state_count,
+                ledger.cached,
             )
         ]  # fmt: skip
         right = [
-            number, request.length, request.launched, len(request.pages), len(request.slots)
+            number, request.length, request.launched, len(request.pages), len(request.slots),
+            len(request.path),
         ]  # fmt: skip
         if told != right or ledger.first_kept[row].tolist() != request.first_kept:
             yield Violation("ownership", f"request {number} counts {told}, {right} is right")

@@ -48,6 +48,9 @@ class FuzzDevice(Protocol):
     def copy_over(self, lease: int, band: int, virtual: Named) -> None:
         """A lease's holder reads these pages until the lease ends."""
 
+    def state_copied(self, band: int, source: int, destination: int) -> None:
+        """The arena has copied a virtual state slot to another."""
+
     def end_copies(self, lease: int) -> None:
         """The holder is about to end this lease (it may not exist): its copies are done."""
 
@@ -80,6 +83,9 @@ class BooksOnly:
         pass
 
     def copy_over(self, lease: int, band: int, virtual: Named) -> None:
+        pass
+
+    def state_copied(self, band: int, source: int, destination: int) -> None:
         pass
 
     def end_copies(self, lease: int) -> None:
@@ -141,6 +147,10 @@ class WithBytes(BooksOnly, NullObserver):
         fill = self._fills[index]
         self._known[index][virtual] = fill is not None
         self._stamps[index][virtual] = fill or 0
+
+    def state_copied(self, band: int, source: int, destination: int) -> None:
+        self._stamps[band][destination] = self._stamps[band][source]
+        self._known[band][destination] = self._known[band][source]
 
     def forward_over(self, ticket: int, accesses: Accesses) -> None:
         self._launched.add(ticket)

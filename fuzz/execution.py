@@ -19,7 +19,7 @@ from bandscope.allocator.events import Observers
 from bandscope.allocator.operations import Outcome
 from bandscope.fuzz.coverage import Coverage
 from bandscope.fuzz.devices import open_fuzz_device
-from bandscope.fuzz.model import Model
+from bandscope.fuzz.model import model_of
 from bandscope.fuzz.program import Layout, Names, Program, Step
 from bandscope.fuzz.spot_checks import FewestBytes, restored, smallest
 from bandscope.fuzz.stepwise import Stepwise
@@ -70,7 +70,7 @@ class Execution:
         self.find: Find | None = None
         self.steps = 0
         self.names = Names()
-        self.model = Model(layout)
+        self.model = model_of(layout)
         self.coverage = coverage
         self._full_every = full_every
         self.device = open_fuzz_device(device, schedule)
@@ -105,6 +105,8 @@ class Execution:
             if model.moved:
                 violations += self.fewest_bytes.settle(outcome, model.demand)
             if outcome.ok:
+                for copy in model.copies:
+                    device.state_copied(*copy)
                 if kind is ops.Launch:
                     touched = model.accesses(operation.requests)  # type: ignore[attr-defined]
                     device.forward_over(outcome.value, touched)

@@ -45,6 +45,24 @@ class LedgerImage:
         if follow is not None:
             follow(self, operation)
 
+    def row(self, number: int) -> None:
+        """Everything in the row of a request is now what the model says."""
+        request, row = self.model.requests[number], self.rows[number]
+        if row >= self._arrays[0].size:
+            return  # the ledger has grown, which `has_grown` notices
+        self._length[row], self._launched[row] = request.length, request.launched
+        self._page_count[row] = len(request.pages)
+        if self._cached is not None:
+            self._cached[row] = len(request.path)
+        for column, first in enumerate(request.first_kept, row * self._first_kept_width):
+            self._first_kept[column] = first
+        if self._arrays[-2] is self.ledger.pages:
+            for column, page in enumerate(request.pages, row * self._pages_width):
+                self._pages[column] = page
+
+    def _shared(self, op: ops.Publish | ops.Checkpoint) -> None:
+        self.row(op.request)
+
     def _admit(self, op: ops.Admit) -> None:
         ledger = self.ledger
         if self._free_rows:
@@ -68,6 +86,8 @@ class LedgerImage:
             start = row * self._state_width
             for column, slot in enumerate(slots, start):
                 self._state[column] = slot
+        if self._cached is not None:
+            self.row(op.request)
 
     def _extend(self, op: ops.Extend) -> None:
         request, row = self.model.requests[op.request], self.rows[op.request]
@@ -104,6 +124,12 @@ class LedgerImage:
 
     def _release(self, op: ops.Release) -> None:
         row = self.rows.pop(op.request)
+        if op.publish and self._cached is not None:
+            # It was published first, in a row that nobody reads any more.
+            shared = self.model.last_shared
+            self._cached[row] = len(shared)
+            for column, page in enumerate(shared, row * self._pages_width):
+                self._pages[column] = page
         self._request[row] = -1
         self._free_rows.append(row)
 
@@ -168,6 +194,7 @@ class LedgerImage:
                 "launched": request.launched,
                 "page_count": len(request.pages),
                 "state_count": len(request.slots),
+                "cached": len(request.path),
             }
             for name, value in expected.items():
                 told = int(getattr(ledger, name)[row])
@@ -191,7 +218,10 @@ class LedgerImage:
     def take_image(self) -> None:
         """The ledger as it is now is the image."""
         ledger = self.ledger
-        names = (*COLUMNS, *TABLES)
+        names: tuple[str, ...] = (*COLUMNS, *TABLES)
+        shares = self.model.config.prefix_cache
+        if shares:
+            names = ("length", "cached", *names[1:])
         self._arrays = [getattr(ledger, name) for name in names]
         images: list[tuple[Any, Any]] = [
             (bytearray(numbers.tobytes()), memoryview(numbers).cast("B") if numbers.size else b"")
@@ -204,13 +234,15 @@ class LedgerImage:
                 self._wide.append((image, book, numbers, HELD[name]))
             elif numbers.size:
                 self.images.append((image, book))
+        views = [
+            memoryview(image).cast(numbers.dtype.char)
+            for (image, _), numbers in zip(images, self._arrays, strict=True)
+        ]
+        self._cached = views.pop(1) if shares else None
         (
             self._length, self._launched, self._page_count, self._state_count, self._request,
             self._first_kept, self._pages, self._state,
-        ) = (
-            memoryview(image).cast(numbers.dtype.char)
-            for (image, _), numbers in zip(images, self._arrays, strict=True)
-        )  # fmt: skip
+        ) = views  # fmt: skip
         self._first_kept_width = ledger.first_kept.shape[1]
         self._pages_width = ledger.pages.shape[1]
         self._state_width = ledger.state.shape[1]
@@ -223,4 +255,6 @@ FOLLOW: dict[type, Any] = {
     ops.TrimWindow: LedgerImage._trim,
     ops.Release: LedgerImage._release,
     ops.Launch: LedgerImage._launch,
+    ops.Publish: LedgerImage._shared,
+    ops.Checkpoint: LedgerImage._shared,
 }

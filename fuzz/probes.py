@@ -5,6 +5,7 @@ of a band that are served (yes) and one more (no), and mixed demands around what
 
 from __future__ import annotations
 
+from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.checks import Violation
 from bandscope.allocator.operations import Operation, Outcome
@@ -32,7 +33,10 @@ class Probes:
         if not outcome.ok and outcome.reason != "misuse" and (
             self._steps <= FIRST or not self._steps % REFUSED_EVERY
         ):
-            return self._serves(arena, self.model.demand, False)
+            demand = self.model.demand
+            # An admission holds what it matched while it asks, so without it more may be served.
+            matched = isinstance(operation, ops.Admit) and bool(operation.key)
+            return self._serves(arena, demand, matched and self.model.serves(demand))
         if self._steps > FIRST and self._steps % EVERY:
             return []
         self._question += 1

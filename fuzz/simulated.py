@@ -44,6 +44,7 @@ from bandscope.fuzz.simulated_work import (
     PageAccesses,
     Publish,
     Stamps,
+    StateCopy,
     TableReads,
     Work,
     grouped,
@@ -111,6 +112,10 @@ class SimulatedDevice(InOrderDevice):
         self.issue_fills()
         self.issue(Move(band, sources.copy(), destinations.copy()))
 
+    def copy(self, band: int, sources: Pages, destinations: Pages) -> None:
+        self.issue_fills()
+        self.issue(StateCopy(band, sources.copy(), destinations.copy()))
+
     def fill(self, band: int, pages: Pages, value: int) -> None:
         self._fills.append((band, pages.copy(), value))
 
@@ -128,8 +133,7 @@ class SimulatedDevice(InOrderDevice):
     def mirror(self, band: int) -> None:
         return None
 
-    def inverse_mirror(self, band: int) -> None:
-        return None
+    inverse_mirror = mirror
 
     def translate(self, band: int, tokens: torch.Tensor, page_size: int) -> torch.Tensor:
         raise MisuseError(
@@ -234,6 +238,10 @@ class SimulatedDevice(InOrderDevice):
         self._copies.setdefault(lease, []).append((self._order.position(COPY), touched, copied))
         self._copied[band][touched.pages] += 1
         self._loads += not touched.read_count
+
+    def state_copied(self, band: int, source: int, destination: int) -> None:
+        """The arena has copied a virtual state slot to a fresh one: that holds the same from then on."""
+        self._expect().copy(band, source, destination)
 
     def finish(self, ticket: int) -> None:
         """The host saw that the forward has completed, so it and all it depends on have run. To be
@@ -373,15 +381,10 @@ class SimulatedDevice(InOrderDevice):
 
     def _look_at_fills(self, lease: int, touched: BandAccess) -> None:
         """Whoever holds a lease may look at the bytes at once, so no fill may have been put off."""
-        for band, pages, _ in self._fills:
-            if band == touched.band and np.isin(touched.physical, pages).any():
-                self._violations.append(
-                    Violation(
-                        "content",
-                        f"lease {lease} began while the fill of its pages in band "
-                        f"{self._stamps.band_names[band]} was put off (step {self.step})",
-                    )
-                )
+        if any(b == touched.band and np.isin(touched.physical, p).any() for b, p, _ in self._fills):
+            message = f"lease {lease} began while the fill of its pages in band "
+            message += f"{self._stamps.band_names[touched.band]} was put off (step {self.step})"
+            self._violations.append(Violation("content", message))
 
     def _expect(self) -> Expectation:
         if self._expectation is None:

@@ -42,15 +42,9 @@ class Expectation:
     def access(self, band: int, reads: Named, writes: Named, writer: int) -> BandAccess:
         """An access that is issued now: it reads pages, then `writer` leaves its stamp in others."""
         pages = _joined(reads, writes)
-        of_band, left, known = self._bands[band], self._left[band], self._generation[band]
+        of_band, left = self._bands[band], self._left[band]
         physical = of_band.physical(of_band.table.place_of[pages])
-        generation = self._ids[band].generation[pages]
-        before = known[pages]
-        if generation.tobytes() != before.tobytes():
-            stale = generation != before
-            fresh = pages[stale]
-            left[fresh] = self._fresh[band]
-            known[fresh] = generation[stale]
+        generation = self._meet(band, pages)
         count = len(reads)
         access = BandAccess(band, pages, count, physical, generation, left[pages[:count]])
         if count < pages.size:
@@ -58,6 +52,24 @@ class Expectation:
             access.written = self._stamps.of_writer(writer, band, written)
             left[written] = access.written
         return access
+
+    def copy(self, band: int, source: int, destination: int) -> None:
+        """A page was copied to another: that was left there which was left in its source."""
+        left = self._left[band]
+        self._meet(band, np.array([source, destination]))
+        left[destination] = left[source]
+
+    def _meet(self, band: int, pages: Pages) -> Pages:
+        """The generations of pages; those not met before are fresh."""
+        known = self._generation[band]
+        generation: Pages = self._ids[band].generation[pages]
+        before = known[pages]
+        if generation.tobytes() != before.tobytes():
+            stale = generation != before
+            fresh = pages[stale]
+            self._left[band][fresh] = self._fresh[band]
+            known[fresh] = generation[stale]
+        return generation
 
     def wrongly_mapped(self, mirrors: Sequence[Pages]) -> str:
         """Names a table row that says where a page lies that holds nothing, or nothing of one that

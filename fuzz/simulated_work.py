@@ -179,6 +179,12 @@ class Move(Work):
         pages[self.destinations] = pages[self.sources]
 
 
+class StateCopy(Move):
+    """Pages of a band copied, of which both places stay live."""
+
+    what = "the copy of a state"
+
+
 class Publish(Work):
     """Table rows of a band written."""
 

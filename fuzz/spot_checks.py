@@ -117,7 +117,7 @@ class Layouts:
 class FewestBytes:
     """In a tiny arena: what an operation moved to make room is the least that any layout allows."""
 
-    MAKES_ROOM = (ops.Admit, ops.Extend, ops.Decode, ops.Reserve)
+    MAKES_ROOM = (ops.Admit, ops.Extend, ops.Decode, ops.Reserve, ops.Checkpoint)
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -149,6 +149,10 @@ class FewestBytes:
         if self._before is None or self._layouts is None or not outcome.ok or not moved:
             return []
         live, needs, hulls = self._before
+        for index, places in self._model.evicted().items():
+            gone = sum(1 << page for page in self._model.bands[index].physical(places))
+            live = (*live[:index], live[index] & ~gone, *live[index + 1 :])
+            needs = (*needs[:index], needs[index] - len(places), *needs[index + 1 :])
         spare = int(self._model.config.headroom_share * self._model.total_bytes)
         roomy = [
             need + pages + (spare // band.page_bytes if pages else 0)

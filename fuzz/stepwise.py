@@ -13,7 +13,8 @@ own (ledger rows), images of the same form are kept here and follow the model.
 Left to `full`, since they would cost more than they tell: which places wait for a ticket (the batches,
 their stamps and sizes are compared at each step), which pages forwards in flight write (looked at
 after every fourth launch), what leases say (after a lease began or ended), which rows are yet to be
-published (the number of batches is compared), cells of a wide table of pages that no request holds
+published (the number of batches is compared), pages of a prefix cache where an operation asks nothing of
+it or it is large (their counts are compared), cells of a wide table of pages that no request holds
 (`ledger_image`), and public answers (`probes` compares one of them every
 few steps). `tests/fuzz/test_stepwise.py` corrupts every field of the books and says which of the two
 sees it.
@@ -35,15 +36,21 @@ from bandscope.allocator.books import Books
 from bandscope.allocator.checks import Violation, check_books
 from bandscope.allocator.operations import Operation, Outcome
 from bandscope.allocator.tables import IdSpace
+from bandscope.fuzz.cache_comparison import compare_cache, counts_agree
 from bandscope.fuzz.comparison import compare_everything, compare_leases
 from bandscope.fuzz.ledger_image import LedgerImage
-from bandscope.fuzz.model import Model
+from bandscope.fuzz.model import CachedModel, Model
 from bandscope.fuzz.model.bands import BandBook, IdBook
 from bandscope.fuzz.model.state import Waiting
 from bandscope.fuzz.probes import Probes
 
 # Every so many full checks a restored arena is looked at too: that costs several times the rest.
 RESTORED_EVERY = 16
+
+# Operations that change nothing of a prefix cache, unless they evict; and of how many pages a cache is
+# compared page by page at each other step.
+LEAVE_CACHE = frozenset({ops.Extend, ops.Decode, ops.Launch, ops.Complete, ops.Compact, ops.SetGate})
+CACHE_PAGES = 128
 
 
 class Stepwise:
@@ -61,9 +68,10 @@ class Stepwise:
         self._ledger = LedgerImage(model, arena.books.ledger)
         self._list_images()
         self._probes = Probes(model)
-        self._looks = 0
+        self._looks = self._looks_at_cache = 0
         self._compared: tuple[list[Any], list[Waiting]] = ([], [])
         self._twin: Arena | None = None
+        self._cached = model if isinstance(model, CachedModel) else None
         self._must_not_run = not model.requests and not model.starts()
 
     def step(self, arena: Arena, operation: Operation, outcome: Outcome) -> list[Violation]:
@@ -101,9 +109,23 @@ class Stepwise:
         look = LOOKS.get(kind)
         if look is not None and outcome.ok and not look(model, books):
             return self._differences(arena, outcome)
+        if self._cached is not None and not self._same_cache(self._cached, arena, kind):
+            return self._differences(arena, outcome)
         if self._must_not_run:
             return [Violation("capacity", "an arena started that cannot hold a page of each band")]
         return self._probes.look(arena, operation, outcome)
+
+    def _same_cache(self, model: CachedModel, arena: Arena, kind: type) -> bool:
+        if not counts_agree(model, arena.books):
+            return False
+        if kind in LEAVE_CACHE and not model.evicted():
+            return True
+        # Pages one by one: in a large cache, one step in so many.
+        self._looks_at_cache += 1
+        pages = len(model.cache.by_page)
+        if pages > CACHE_PAGES and self._looks_at_cache % (pages // CACHE_PAGES):
+            return True
+        return not any(compare_cache(model, arena.books))
 
     def _list_images(self) -> None:
         # Two lists of buffers, to be compared pair by pair in one expression.

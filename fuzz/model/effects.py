@@ -72,7 +72,7 @@ class EffectRules(MoveRules):
     def lease_begin(
         self, holder: Holder, band: str, virtual: Pages, physical: Pages, lease: int
     ) -> None:
-        """Somebody holds pages from now on: an owner fresh ones, a lease those of a request."""
+        """Somebody holds pages from now on: an owner fresh ones, a lease those of one."""
         self.told_any = True
         book = self.by_name[band]
         names, places = virtual.tolist(), book.places(physical.tolist())
@@ -134,6 +134,10 @@ class EffectRules(MoveRules):
             return
         if not _same_holder(holder, owed[2]):
             self.broken("ownership", f"pages of {band} were dropped by {holder}, not {owed[2]}")
+        self.freed(book, names)
+
+    def freed(self, book: BandBook, names: list[int]) -> None:
+        """These pages have no owner any more; they may be used again when nothing can touch them."""
         places = book.unbind(names)
         if self.holds:
             pins = book.pin_count
@@ -294,6 +298,13 @@ class EffectRules(MoveRules):
             self.broken("conservation", f"{band} spans {after}, but its pages need {book.span}")
         book.told = after
         self.check_order(book)
+
+    def _uncached(self, *told: Any) -> None:
+        self.broken("ownership", f"a prefix cache did {told} in an arena that has none")
+
+    share: Any = _uncached
+    evict: Any = _uncached
+    state_copy: Any = _uncached
 
     def refusal(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from bandscope.allocator.checks import Violation
 from bandscope.allocator.operations import Operation, Outcome
 from bandscope.allocator.tables import Pages
 from bandscope.fuzz.model.effects import EffectRules
+from bandscope.fuzz.model.expectation import DONE, MISUSE, REFUSED, Expectation
 from bandscope.fuzz.model.moves import NO_MOVES, QUIET, URGENT
 from bandscope.fuzz.model.state import Access, Forward, Hold, Request
 from bandscope.fuzz.program import Layout
@@ -37,23 +38,11 @@ MISUSED = {
     ops.EndLease: "pins",
     ops.Compact: "caps",
     ops.Reserve: "capacity",
+    ops.Evict: "capacity",
 }
 
-
-class Expectation(NamedTuple):
-    """What becomes of an operation: done, or refused for `reason`. `value`: what it yields, None when
-    it yields nothing, or any number that its effects bear out (pages moved)."""
-
-    ok: bool
-    reason: str
-    value: Any
-
-
-DONE = Expectation(True, "", None)
-MISUSE = Expectation(False, "misuse", None)
-REFUSED = {
-    reason: Expectation(False, reason, None) for reason in ("memory", "gate", "pins", "ids")
-}
+# Operations whose value their effects bear out.
+BORNE_OUT = frozenset({ops.Compact, ops.Publish, ops.Checkpoint, ops.Evict})
 
 
 class Model(EffectRules):
@@ -62,6 +51,9 @@ class Model(EffectRules):
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
         self._expected = DONE
+        self.expectations, self.advances = EXPECT, ADVANCE
+        self.last_shared: list[int] = []  # pages that the last request shared that left
+        self.copies: list[tuple[int, int, int]] = []  # state slots: band index, source, destination
         self.batch: list[Request] = []  # the requests of the operation under way
         self.forward: Forward = []  # the newest launched
         self.trimmed: list[tuple[Request, int, int]] = []  # trimmed: request, window, first kept
@@ -82,7 +74,7 @@ class Model(EffectRules):
         """What `operation` will do, asked before it is applied."""
         self.operation = operation
         self.begin()
-        self._expected = EXPECT[type(operation)](self, operation)
+        self._expected = self.expectations[type(operation)](self, operation)
         return self._expected
 
     def settle(self, operation: Operation, outcome: Outcome) -> list[Violation]:
@@ -92,11 +84,9 @@ class Model(EffectRules):
         if outcome.ok != expected.ok or outcome.reason != expected.reason:
             self._unexpected(operation, outcome)
         elif expected.ok:
-            advance = ADVANCE.get(type(operation))
-            if type(operation) is ops.Compact:
-                if outcome.value != sum(self.moved.values()):
-                    self.broken("caps", f"{outcome.value} moves were reported, {self.moved} told")
-                self.check_compacted(operation)
+            advance = self.advances.get(type(operation))
+            if type(operation) in BORNE_OUT:
+                self.bear_out(operation, outcome.value)
             elif outcome.value != expected.value:
                 self.broken(
                     MISUSED.get(type(operation), "atomic"),
@@ -139,6 +129,13 @@ class Model(EffectRules):
         """Band index and virtual pages of a lease, as they were called when it began."""
         hold = self.holds[number]
         return hold.band.index, np.array(hold.virtual, np.int64)
+
+    def bear_out(self, operation: Operation, value: Any) -> None:
+        """The value follows from effects."""
+        assert isinstance(operation, ops.Compact), "without a prefix cache, nothing else is done"
+        if value != sum(self.moved.values()):
+            self.broken("caps", f"{value} moves were reported, {self.moved} told")
+        self.check_compacted(operation)
 
     # --- what goes wrong as a whole -------------------------------------------------------------------
 
@@ -189,8 +186,13 @@ class Model(EffectRules):
             self.taker = taker
         return expected
 
+    def is_illegal(self, op: ops.Admit) -> bool:
+        """Whatever the arena: the request runs, or its numbers mean nothing."""
+        known = op.request in self.requests
+        return known or not 0 <= op.request < REQUEST_LIMIT or op.state_slots < 0
+
     def _expect_admit(self, op: ops.Admit) -> Expectation:
-        if op.request in self.requests or not 0 <= op.request < REQUEST_LIMIT or op.state_slots < 0:
+        if self.is_illegal(op) or op.key or op.limit_tokens is not None:
             return MISUSE
         if self.state_band is None or not op.state_slots:
             return DONE
@@ -243,8 +245,10 @@ class Model(EffectRules):
                 useless = request.length - length
                 if useless >= (kept + 1) * page_size - 1:
                     needed = (useless + 1) // page_size
-                    pages += request.pages[kept:needed]
-                    holders += [request.number] * (needed - kept)
+                    # What the prefix cache owns is not the request's to free.
+                    own = min(max(kept, len(request.path)), needed)
+                    pages += request.pages[own:needed]
+                    holders += [request.number] * (needed - own)
                     self.trimmed.append((request, number, needed))
             if pages:
                 self.drops.append((band.index, pages.tolist(), holders))
@@ -252,7 +256,7 @@ class Model(EffectRules):
 
     def _expect_release(self, op: ops.Release) -> Expectation:
         request = self.requests.get(op.request)
-        if request is None:
+        if request is None or op.publish or op.key:
             return MISUSE
         for band in self.windows:
             kept = request.pages[request.first_kept[band.window_number] :].tolist()
@@ -320,6 +324,9 @@ class Model(EffectRules):
     def _expect_gate(self, op: ops.SetGate) -> Expectation:
         return DONE
 
+    def _expect_cache(self, op: Operation) -> Expectation:
+        return MISUSE  # there is none
+
     # --- what it has done, once it is done ------------------------------------------------------------
 
     def _admitted(self, op: ops.Admit) -> None:
@@ -375,6 +382,9 @@ EXPECT: dict[type, Callable[[Any, Any], Expectation]] = {
     ops.Lease: Model._expect_lease,
     ops.EndLease: Model._expect_end_lease,
     ops.SetGate: Model._expect_gate,
+    ops.Publish: Model._expect_cache,
+    ops.Checkpoint: Model._expect_cache,
+    ops.Evict: Model._expect_cache,
 }
 
 ADVANCE: dict[type, Callable[[Any, Any], None]] = {

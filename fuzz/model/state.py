@@ -15,6 +15,7 @@ from bandscope.allocator.checks import Violation
 from bandscope.allocator.operations import Operation
 from bandscope.allocator.tables import Pages
 from bandscope.fuzz.model.bands import PENDING, BandBook, IdBook, Span
+from bandscope.fuzz.model.cache import CachedPage
 from bandscope.fuzz.program import Layout
 
 # By band index: virtual pages that a forward reads, and those that it writes.
@@ -27,9 +28,12 @@ class Request:
     """What one request holds. `length`: tokens with room; `launched`: tokens that some forward has
     written; `room`: tokens its pages hold; `pages`: virtual pages in position order; `first_kept`: per
     window band, pages trimmed from the front; `slots`: virtual state slots. `row`: for whoever keeps an
-    image of the ledger."""
+    image of the ledger. With a prefix cache, `path`: its first pages, which are the cache's, and
+    `key`: what names its sequence as far as it is known."""
 
-    __slots__ = ("first_kept", "launched", "length", "number", "pages", "room", "row", "slots")
+    __slots__ = (
+        "first_kept", "key", "launched", "length", "number", "pages", "path", "room", "row", "slots",
+    )  # fmt: skip
 
     def __init__(self, number: int, windows: int, slots: list[int]) -> None:
         self.number = number
@@ -37,6 +41,8 @@ class Request:
         self.pages = array("q")
         self.slots = slots
         self.first_kept = [0] * windows
+        self.path: Sequence[CachedPage] = ()
+        self.key: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +230,14 @@ class ModelState:
                 return False
         return True
 
+    def may_go(self) -> list[int]:
+        """Pages per band that may be evicted for a demand: those that a prefix cache alone holds."""
+        return [0] * len(self.bands)
+
+    def evicted(self) -> dict[int, list[int]]:
+        """Places by band index that the operation under way made free by eviction."""
+        return {}
+
     def reason_against(self, demand: Sequence[int]) -> str:
         """Why `demand` is refused; empty when it is served."""
         if self.serves(demand):
@@ -236,20 +250,23 @@ class ModelState:
         """The most pages of one band alone that are served now; −1 when not even none is."""
         demand = [0] * len(self.bands)
         free = self.total_bytes - self.sink_bytes
-        for band in self.bands:
-            free -= (band.live + band.freed_pinned) * band.page_bytes
+        gone = self.may_go()
+        for band, pages in zip(self.bands, gone, strict=True):
+            demand[band.index] = -pages
+            free -= (band.live + band.freed_pinned - pages) * band.page_bytes
         # As many as bytes allow, less what grids and pages that cannot move cost.
         too_many = free // self.bands[index].page_bytes + 1
         step, some = 1, too_many - 1
         hulls = [self.fixed(band) for band in self.bands]
         while some >= 0:
-            demand[index] = some
+            demand[index] = some - gone[index]
             if self._packs(demand, hulls):
                 break
             too_many = some
             some, step = max(some - step, -1 if not some else 0), 2 * step
         while some + 1 < too_many:
-            demand[index] = middle = (some + too_many) // 2
+            middle = (some + too_many) // 2
+            demand[index] = middle - gone[index]
             if self._packs(demand, hulls):
                 some = middle
             else:

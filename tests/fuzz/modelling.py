@@ -11,7 +11,7 @@ from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena, ArenaConfig
 from bandscope.allocator.checks import Violation
 from bandscope.allocator.operations import Operation, Outcome
-from bandscope.fuzz.model import Model
+from bandscope.fuzz.model import Model, model_of
 from bandscope.fuzz.program import Layout
 from bandscope.fuzz.stepwise import Stepwise
 from tests.allocator.arenas import LAYOUTS, UNIT, RandomEngine
@@ -38,7 +38,7 @@ class Watched:
     """An arena under the model and the stepwise check."""
 
     def __init__(self, layout: Layout, observer: Any = None) -> None:
-        self.model = Model(layout)
+        self.model = model_of(layout)
         self.arena: Arena = layout.arena()
         self.arena.books.observer = observer or self.model.observer
         self.checker = Stepwise(self.model, self.arena)
@@ -114,7 +114,7 @@ def altered_run(
     change: Change,
 ) -> list[Violation]:
     """What the model finds when `operation`, after some healthy ones, tells an effect that is not so."""
-    model = Model(layout)
+    model = model_of(layout)
     observer = Altered(model)
     arena = layout.arena()
     books: Any = arena.books
