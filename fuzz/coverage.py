@@ -14,6 +14,7 @@ from bandscope.allocator.arena import Arena
 from bandscope.allocator.events import Extent, NullObserver
 from bandscope.allocator.operations import Operation, Outcome
 from bandscope.allocator.tables import Pages
+from bandscope.fuzz.coverage_cache import CacheWatch
 from bandscope.fuzz.program import Layout
 
 # Bits of a mask of bands, by role.
@@ -33,6 +34,8 @@ class Moment(NamedTuple):
     `floated`: a float changed place, `LEAPFROGGED` past its whole former extent. `barriers`: which
     kinds were placed. `deferred`: pages freed under a pin are waiting. `full`: afterwards no gap holds
     a page of any band. `stale`: completions came out of order. `size`: of tokens, moves or a batch.
+    `cache`: what became of prefixes, bits of `coverage_cache`; `evicted`: bands that gave up cached
+    pages.
     """
 
     bands: int
@@ -53,6 +56,8 @@ class Moment(NamedTuple):
     deferred: bool
     full: bool
     stale: bool
+    cache: int = 0
+    evicted: int = 0
 
 
 class Coverage(NullObserver):
@@ -68,6 +73,7 @@ class Coverage(NullObserver):
         self._roles: dict[str, int] = {}
         self._floats: frozenset[str] = frozenset()
         self._bands = self._page_size = 0
+        self._watch: CacheWatch | None = None
         self._clear()
 
     def begin(self, layout: Layout) -> None:
@@ -77,6 +83,8 @@ class Coverage(NullObserver):
         self._roles |= {window.name: WINDOW for window in plan.windows[:1]}
         self._roles |= {band.name: STATE for band in plan.bands if band.kind == "state"}
         self._roles |= {band.name: FULL for band in plan.bands if band.kind == "full"}
+        self._order = [self._roles[band.name] for band in plan.bands]
+        self._watch = CacheWatch() if layout.config.prefix_cache else None
         self._floats = frozenset(band.name for band in plan.bands if band.end == "float")
         self._bands, self._page_size = len(plan.bands), plan.page_size
         self._smallest = min(band.page_bytes for band in plan.bands)
@@ -110,10 +118,18 @@ class Coverage(NullObserver):
     ) -> None:
         if not lease:
             self._taken |= self._roles[band]
+            if self._watch is not None:
+                self._watch.lease_begin(holder, virtual, self._roles[band] == STATE)
 
     def lease_end(self, holder: Any, band: str, virtual: Pages, lease: int) -> None:
         if not lease:
             self._dropped |= self._roles[band]
+            if self._watch is not None:
+                self._watch.lease_end(holder, virtual)
+
+    def evict(self, demand: tuple[int, ...], counts: tuple[int, ...]) -> None:
+        if self._watch is not None:
+            self._watch.evict(counts)
 
     def barrier(self, kind: str, ticket: int, why: str) -> None:
         self._barriers |= SETTLE_BARRIER if kind == "settle" else TABLE_BARRIER
@@ -137,6 +153,12 @@ class Coverage(NullObserver):
         stale = (
             kind == "Complete" and outcome.ok and operation.ticket not in flight[:1]  # type: ignore[attr-defined]
         )
+        cache = evicted = 0
+        if self._watch is not None and books.cache is not None:
+            cache = self._watch.take(operation, outcome, arena, books.cache)
+            for role, count in zip(self._order, self._watch.counts, strict=False):
+                evicted |= role if count else 0
+            self._watch.clear()
         moment = Moment(
             self._bands,
             kind,
@@ -156,6 +178,8 @@ class Coverage(NullObserver):
             any(books.pins.deferred),
             full,
             stale,
+            cache,
+            evicted,
         )
         seen = self.moments.get(moment, 0)
         self.moments[moment] = seen + 1
@@ -195,6 +219,8 @@ class Coverage(NullObserver):
                 return MANY if len(some) > 1 else len(some)
             case ops.Admit(state_slots=count):
                 return MANY if count > 1 else max(0, count)
+            case ops.Evict(pages=pages):
+                return MANY if sum(pages) > 1 else max(0, sum(pages))
             case ops.Compact(urgent=urgent, max_moves=cap):
                 return MANY if urgent or cap is None or cap > 1 else max(0, cap)
             case ops.Lease(first_page=first, stop_page=stop):

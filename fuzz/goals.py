@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from bandscope.fuzz import coverage_cache as cache
 from bandscope.fuzz.coverage import (
     FULL,
     INNER_WINDOW,
@@ -133,6 +134,62 @@ GOALS: dict[str, Goal] = {
         )
         for count in (2, 3, 4, 5)
     },
+    # The prefix cache: what a match found.
+    "a prefix was found": lambda m: bool(m.cache & cache.MATCHED),
+    "a part of a prefix was found": lambda m: bool(m.cache & cache.PARTIAL),
+    "a match was limited": lambda m: bool(m.cache & cache.LIMITED),
+    "nothing of a prefix was found": lambda m: bool(m.cache & cache.UNMATCHED),
+    "a match copied a state": lambda m: bool(m.cache & cache.WITH_STATE),
+    "a match copied a state with forwards in flight": lambda m: bool(m.cache & cache.WITH_STATE)
+    and m.flight > 0,
+    "a match lacked window pages": lambda m: bool(m.cache & cache.LACKS_WINDOW),
+    "a match lacked a state": lambda m: bool(m.cache & cache.LACKS_STATE),
+    "a match cut a node": lambda m: bool(m.cache & cache.SPLIT),
+    "a prefix was shared by several": lambda m: bool(m.cache & cache.SHARERS),
+    "who was retracted found its prefix again": lambda m: bool(m.cache & cache.FOUND_AGAIN),
+    "a match with the gate closed": lambda m: bool(m.cache & cache.MATCHED) and m.gate,
+    # What was published.
+    "a duplicate was freed": lambda m: bool(m.cache & cache.DUPLICATE),
+    "a duplicate was freed while in flight": lambda m: bool(m.cache & cache.DUPLICATE)
+    and m.flight > 0 and bool(m.pending),
+    "a duplicate was freed under a pin": lambda m: bool(m.cache & cache.DUPLICATE) and m.deferred,
+    "a page of the cache was replaced": lambda m: bool(m.cache & cache.REPLACED),
+    "a publication ended early": lambda m: bool(m.cache & cache.ENDED_EARLY),
+    "a publication with the gate closed": lambda m: m.kind == "Publish" and m.gate,
+    "a shared window was trimmed": lambda m: bool(m.cache & cache.SHARED_TRIM),
+    "a cached prefix outlived its request": lambda m: bool(m.cache & cache.OUTLIVES),
+    "a pin kept a cached prefix after its request": lambda m: bool(m.cache & cache.PIN_KEEPS),
+    # Checkpoints.
+    "a state was kept": lambda m: bool(m.cache & cache.CHECKPOINT),
+    "a state was kept with forwards in flight": lambda m: bool(m.cache & cache.CHECKPOINT)
+    and m.flight > 0,
+    "a state was there already": lambda m: bool(m.cache & cache.CHECKPOINT_THERE),
+    "a checkpoint stalled": lambda m: bool(m.cache & cache.STALL),
+    "a checkpoint made room by moving": lambda m: bool(m.cache & cache.CHECKPOINT)
+    and bool(m.moved),
+    # What was evicted.
+    **{
+        f"cached pages of {name} were evicted": (
+            lambda m, role=role: bool(m.evicted & role)  # type: ignore[misc]
+        )
+        for name, role in (
+            ("full attention", FULL), ("a window", WINDOW), ("an inner window", INNER_WINDOW),
+            ("state", STATE),
+        )
+    },
+    **{
+        f"{kind} evicted cached pages": (
+            lambda m, kind=kind: m.kind == kind and bool(m.evicted)  # type: ignore[misc]
+        )
+        for kind in (*TAKES, "Checkpoint", "Evict")
+    },
+    "cached pages were evicted with the gate closed": lambda m: bool(m.evicted) and m.gate
+    and m.kind != "Evict",
+    "cached pages were evicted beside a pinned page": lambda m: bool(m.evicted) and m.pins > 0,
+    "cached pages were evicted with a forward in flight": lambda m: bool(m.evicted)
+    and m.flight > 0 and bool(m.pending),
+    "cached pages were evicted and pages moved": lambda m: bool(m.evicted) and bool(m.moved),
+    "the cache was emptied": lambda m: bool(m.cache & cache.EMPTIED),
     # Misuse.
     **{
         f"a wrong {kind} was refused": (
@@ -140,7 +197,7 @@ GOALS: dict[str, Goal] = {
         )
         for kind in (
             "Admit", "Extend", "Decode", "TrimWindow", "Release", "Launch", "Complete", "Compact",
-            "Reserve", "Lease", "EndLease",
+            "Reserve", "Lease", "EndLease", "Publish", "Checkpoint", "Evict",
         )
     },
 }  # fmt: skip

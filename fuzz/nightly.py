@@ -1,4 +1,4 @@
-"""A night's work: canary, corpus, smoke, planted faults, exhaustive search, campaign; and its ledger.
+"""A night's work: canary, corpus, smoke, planted faults, exhaustive search, campaigns; and its ledger.
 
 Every part has a share of the budget and ends in a `Part`. A part that raises is a broken harness, which
 is told apart from a find. The folder keeps the finds of all nights in `corpus/`, which the next night
@@ -23,7 +23,9 @@ from bandscope.fuzz.program import read_program
 from bandscope.fuzz.strength import measure_all, totals
 
 # Shares of the budget; a part that needs less leaves the rest to the campaign, which comes last.
-SHARES = {"canary": 0.02, "corpus": 0.05, "smoke": 0.08, "faults": 0.3, "exhaustive": 0.25}
+SHARES = {
+    "canary": 0.02, "corpus": 0.05, "smoke": 0.08, "faults": 0.3, "exhaustive": 0.2, "caching": 0.15,
+}  # fmt: skip
 
 CANARY = next(iter(FAULTS))
 SMOKE = Settings(1, cases=400, seconds=45.0)
@@ -97,6 +99,10 @@ def run_night(
         "smoke": lambda part, seconds: _campaign(part, _within(SMOKE, seconds), alone, corpus),
         "faults": lambda part, seconds: _faults(part, seconds, workers),
         "exhaustive": _exhaustive,
+        # Prefix caches alone: of the arenas of the campaign only a quarter has one.
+        "caching": lambda part, seconds: _campaign(
+            part, Settings(seed, "caching", seconds=seconds), fleet, corpus
+        ),
         "campaign": lambda part, seconds: _campaign(
             part, Settings(seed, seconds=seconds), fleet, corpus
         ),

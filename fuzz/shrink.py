@@ -1,10 +1,10 @@
 """The smallest program that still breaks the same invariant.
 
-Passes, repeated until none helps: cut behind the find, leave out whole requests, leave out runs of steps
-(halves, quarters, …, single ones), thin out batches, lower numbers, make the layout and the schedule
-simpler. Every candidate is run; one that breaks the same invariant and is simpler is kept. Nothing
-depends on time, so the same program shrinks to the same result; the best so far is a program of its
-own, so an interrupted shrink goes on from it.
+Passes, repeated until none helps: cut behind the find, leave out whole requests, leave out runs of
+steps (halves, quarters, …, single ones), thin out batches, lower numbers, shorten keys, make the layout
+and the schedule simpler. Every candidate is run; one that breaks the same invariant and is simpler is
+kept. Nothing depends on time, so the same program shrinks to the same result; the best so far is a
+program of its own, so an interrupted shrink goes on from it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bandscope.allocator import operations as ops
-from bandscope.allocator.arena import ArenaConfig
 from bandscope.allocator.errors import BandscopeError
 from bandscope.fuzz.execution import Find, execute, execute_twice
 from bandscope.fuzz.program import Program, Step
+from bandscope.fuzz.shrink_steps import (
+    in_pages_of_one,
+    key_of,
+    lower_numbers,
+    renamed,
+    requests_of,
+    simpler_layouts,
+    smaller_batches,
+    with_key,
+    without,
+)
 
 EXECUTIONS_MAX = 4000
+EVERYTHING = 1 << 20  # more pages than any band has
 
 # Runs a program and says what it found.
 Runner = Callable[[Program], Find | None]
@@ -72,8 +83,8 @@ class _Shrinker:
     def shrink(self) -> Shrunk:
         self._cut()
         passes = (
-            self._requests, self._runs, self._pairs, self._batches, self._numbers, self._layout,
-            self._schedule,
+            self._requests, self._runs, self._evictions, self._pairs, self._batches, self._numbers,
+            self._keys, self._layout, self._schedule,
         )  # fmt: skip
         before = None
         while before != self.program and self.executions < self.executions_max:
@@ -116,10 +127,10 @@ class _Shrinker:
         """Leave out everything about one request, the busiest last."""
         counts: dict[int, int] = {}
         for step in self.program.steps:
-            for request in _requests_of(step):
+            for request in requests_of(step):
                 counts[request] = counts.get(request, 0) + 1
         for request in sorted(counts, key=lambda name: (counts[name], name)):
-            self._steps([s for step in self.program.steps for s in _without(step, request)])
+            self._steps([s for step in self.program.steps for s in without(step, request)])
 
     def _runs(self) -> None:
         size = max(1, len(self.program.steps) // 2)
@@ -148,15 +159,46 @@ class _Shrinker:
                     second += 1
             first += 1
 
+    def _evictions(self) -> None:
+        """An eviction that is asked for in the place of a demand that makes one: it needs no full arena,
+        so what filled it can go."""
+        steps, layout = self.program.steps, self.program.layout
+        if not layout.config.prefix_cache or not steps or isinstance(steps[-1].operation, ops.Evict):
+            return
+        bands = range(len(layout.bands))
+        few = [tuple(int(band == index) for band in bands) for index in bands]
+        for pages in (tuple(1 for _ in bands), *few, tuple(EVERYTHING for _ in bands)):
+            if self._steps([*steps[:-1], Step(ops.Evict(pages))]):
+                return
+
     # --- simpler steps ----------------------------------------------------------------------------
 
     def _batches(self) -> None:
-        self._replace_each(_smaller_batches)
+        self._replace_each(smaller_batches)
 
     def _numbers(self) -> None:
         page = self.program.layout.page_size
-        self._replace_each(lambda step: _lower_numbers(step, page))
+        self._replace_each(lambda step: lower_numbers(step, page))
         self._rename()
+
+    def _keys(self) -> None:
+        """All keys at once, so that those that agree go on to: fewer letters, cut, without their
+        beginning."""
+        longest = max((len(key_of(step)) for step in self.program.steps), default=0)
+        if not longest:
+            return
+        unit = self.program.layout.page_size
+        for change in (
+            lambda key: tuple([0] * len(key)),
+            lambda key: tuple([int(letter != key[0]) for letter in key]),
+            lambda key: tuple([letter % 2 for letter in key]),
+        ):
+            self._steps([with_key(step, change(key_of(step))) for step in self.program.steps])
+        for count in (longest // 2, longest - unit, longest - 1, 1):
+            if 0 < count < longest:
+                for part in (slice(0, count), slice(longest - count, None)):
+                    steps = [with_key(step, key_of(step)[part]) for step in self.program.steps]
+                    self._steps(steps)
 
     def _replace_each(self, simpler: Callable[[Step], Iterator[Step]]) -> None:
         index = len(self.program.steps) - 1
@@ -176,18 +218,20 @@ class _Shrinker:
         """Number requests, tickets and leases from 0 on, in the order of their appearance."""
         requests: dict[int, int] = {}
         for step in self.program.steps:
-            for request in _requests_of(step):
+            for request in requests_of(step):
                 requests.setdefault(request, len(requests))
-        self._steps([_renamed(step, requests) for step in self.program.steps])
+        self._steps([renamed(step, requests) for step in self.program.steps])
 
     # --- a simpler arena and device ----------------------------------------------------------------
 
     def _layout(self) -> None:
+        if self.program.layout.page_size > 1:
+            self._try(in_pages_of_one(self.program))
         again = True
         while again:
             again = any(
                 self._try(dataclasses.replace(self.program, layout=layout))
-                for layout in _simpler_layouts(self.program)
+                for layout in simpler_layouts(self.program)
             )
 
     def _schedule(self) -> None:
@@ -196,120 +240,3 @@ class _Shrinker:
                 return
             if self._try(dataclasses.replace(self.program, schedule=schedule)):
                 return
-
-
-# --- steps -----------------------------------------------------------------------------------------
-
-
-def _requests_of(step: Step) -> tuple[int, ...]:
-    operation = step.operation
-    if hasattr(operation, "requests"):
-        return tuple(operation.requests)
-    return (operation.request,) if hasattr(operation, "request") else ()
-
-
-def _without(step: Step, request: int) -> list[Step]:
-    """The step with no word of `request`; nothing when nothing is left."""
-    named = _requests_of(step)
-    if request not in named:
-        return [step]
-    if not hasattr(step.operation, "requests"):
-        return []
-    rest = tuple(name for name in named if name != request)
-    return [_with(step, requests=rest)] if rest else []
-
-
-def _with(step: Step, **fields: object) -> Step:
-    return Step(dataclasses.replace(step.operation, **fields), step.name)  # type: ignore[arg-type]
-
-
-def _renamed(step: Step, requests: dict[int, int]) -> Step:
-    operation = step.operation
-    if hasattr(operation, "requests"):
-        return _with(step, requests=tuple(requests[name] for name in operation.requests))
-    if hasattr(operation, "request"):
-        return _with(step, request=requests[operation.request])
-    return step
-
-
-def _smaller_batches(step: Step) -> Iterator[Step]:
-    requests = getattr(step.operation, "requests", ())
-    if len(requests) < 2:
-        return
-    half = len(requests) // 2
-    yield _with(step, requests=requests[:half])
-    yield _with(step, requests=requests[half:])
-    for left_out in range(len(requests)):
-        yield _with(step, requests=requests[:left_out] + requests[left_out + 1 :])
-
-
-def _lower_numbers(step: Step, page: int) -> Iterator[Step]:
-    match step.operation:
-        case ops.Extend(tokens=count):
-            for fewer in _lower(count, page):
-                yield _with(step, tokens=fewer)
-        case ops.Admit(state_slots=count):
-            for fewer in _lower(count, 1):
-                yield _with(step, state_slots=fewer)
-        case ops.Reserve(demand=demand):
-            for index, count in enumerate(demand):
-                for fewer in _lower(count, 1):
-                    yield _with(step, demand=(*demand[:index], fewer, *demand[index + 1 :]))
-        case ops.Lease(first_page=first, stop_page=stop, deadline_ticket=deadline):
-            if deadline is not None:
-                yield _with(step, deadline_ticket=None)
-            if stop - first > 1:
-                yield _with(step, stop_page=first + 1)
-                yield _with(step, first_page=stop - 1)
-        case ops.Compact(urgent=urgent, max_moves=cap):
-            if urgent and cap is not None:
-                yield _with(step, max_moves=None)
-            if not urgent and cap is not None:
-                yield _with(step, max_moves=None)
-                for fewer in _lower(cap, 1):
-                    yield _with(step, max_moves=fewer)
-
-
-def _lower(count: int, page: int) -> Iterator[int]:
-    """Smaller numbers, the smallest first, whole pages before others."""
-    seen = {count}
-    for fewer in (0, 1, page, count // 2 // page * page, count // 2, count - page, count - 1):
-        if 0 <= fewer < count and fewer not in seen:
-            seen.add(fewer)
-            yield fewer
-
-
-def _simpler_layouts(program: Program) -> Iterator:  # type: ignore[type-arg]
-    """Layouts with a band fewer, plain policies, smaller pages, a smaller arena."""
-    layout = program.layout
-    used = {
-        step.operation.band for step in program.steps if isinstance(step.operation, ops.Lease)
-    }
-    widths = {
-        len(step.operation.demand)
-        for step in program.steps
-        if isinstance(step.operation, ops.Reserve)
-    }
-    for index, (name, _) in enumerate(layout.bands):
-        if len(layout.bands) > 2 and name != "full" and name not in used and not widths:
-            rest = layout.bands[:index] + layout.bands[index + 1 :]
-            yield dataclasses.replace(layout, bands=rest)
-    default = ArenaConfig()
-    if layout.config != default:
-        yield dataclasses.replace(layout, config=default)
-        for item in dataclasses.fields(ArenaConfig):
-            plain = getattr(default, item.name)
-            if getattr(layout.config, item.name) != plain:
-                config = dataclasses.replace(layout.config, **{item.name: plain})
-                yield dataclasses.replace(layout, config=config)
-    total = layout.total_bytes
-    for smaller in (total // 2, total * 3 // 4, total * 7 // 8, total * 15 // 16, total - 256):
-        if 0 < smaller < total:
-            yield dataclasses.replace(layout, total_bytes=smaller // 256 * 256)
-    if layout.page_size > 1:
-        bands = tuple(
-            (name, size if name == "mamba" else max(1, size // layout.page_size))
-            for name, size in layout.bands
-        )
-        yield dataclasses.replace(layout, page_size=1, bands=bands)
-        yield dataclasses.replace(layout, page_size=1)

@@ -20,6 +20,9 @@ from bandscope.fuzz.faults import FAULTS
 from bandscope.fuzz.program import Program
 
 BUDGET_SECONDS = 60.0
+# The ordinary campaign looks for all faults but those of the prefix cache, which only a part of its
+# arenas have.
+PROFILE, PROFILES = "mixed", {"cache": "caching"}
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,12 @@ def measure(
     *,
     seed: int = 0,
     budget_seconds: float = BUDGET_SECONDS,
-    profile: str = "mixed",
+    profile: str | None = None,
     shrink: bool = True,
 ) -> Strength:
-    """Plant one fault and let the campaign look for it."""
+    """Plant one fault and let the campaign look for it, of the profile of its group by default."""
+    if profile is None:
+        profile = PROFILES.get(FAULTS[name].group, PROFILE)
     settings = Settings(
         seed=seed, profile=profile, seconds=budget_seconds, finds_max=1, full_every=64,
         shrink=shrink,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 from bandscope.allocator.arena import ArenaConfig
 from bandscope.fuzz.exhaustive.alphabet import Alphabet
+from bandscope.fuzz.exhaustive.cached_alphabet import CacheAlphabet
+from bandscope.fuzz.exhaustive.cached_search import explore_cached
 from bandscope.fuzz.exhaustive.report import Report
 from bandscope.fuzz.exhaustive.search import Progress, explore
 from bandscope.fuzz.program import Layout
@@ -20,7 +22,7 @@ class SmallArena:
     `states_max`: how many states are met before it stops). `nightly`: too long for a test run."""
 
     layout: Layout
-    alphabet: Alphabet
+    alphabet: Alphabet | CacheAlphabet
     depth: int | None = None
     states_max: int | None = None
     nightly: bool = False
@@ -39,6 +41,17 @@ def small(
         headroom_share=0.0, compact_hole_share=0.0, compact_gap_share=1.0, barrier=barrier
     )
     return Layout(sizes, page_size, sink + units * UNIT, config)
+
+
+def cached(
+    *bands: tuple[str, int], units: int, page_size: int = 1, grid: int = 0, evict: str = "lru"
+) -> Layout:
+    """A small layout with a prefix cache; `grid`: tokens between checkpoints."""
+    layout = small(*bands, units=units, page_size=page_size)
+    config = replace(
+        layout.config, prefix_cache=True, checkpoint_grid_tokens=grid, evict=evict
+    )
+    return replace(layout, config=config)
 
 
 def wide(layout: Layout, alphabet: Alphabet, depth: int | None = None) -> SmallArena:
@@ -141,6 +154,45 @@ ARENAS: dict[str, SmallArena] = {
     ),
 }
 
+# With a prefix cache: where sharing, publishing and evicting meet.
+ARENAS |= {
+    "shared": SmallArena(
+        cached(("window_2", 2), ("full", 1), units=9),
+        CacheAlphabet(tokens=(1, 2), leases=1, evict=((1, 1),)),
+        depth=6,
+    ),
+    "checkpoints": SmallArena(
+        cached(("mamba", 3), ("full", 1), units=9, grid=1),
+        CacheAlphabet(tokens=(1, 2), evict=((1, 0),)),
+        depth=6,
+    ),
+    # Two that compute the same, and what the cache lost of it.
+    "twins": SmallArena(
+        cached(("window_2", 1), ("full", 1), units=7),
+        CacheAlphabet(letters=1, tokens=(1, 2), at_once=True, leases=1, evict=((1, 0),)),
+        depth=7,
+    ),
+    "twin-states": SmallArena(
+        cached(("mamba", 2), ("full", 1), units=10, page_size=2, grid=2),
+        CacheAlphabet(letters=1, slots=(0, 2), tokens=(2, 3), at_once=True, limits=(None, 3)),
+        depth=6,
+    ),
+    "shared-wide": SmallArena(
+        cached(("window_3", 1), ("full", 2), units=13, page_size=2, evict="joint_lru"),
+        CacheAlphabet(pages=3, tokens=(2, 3), limits=(None, 3), leases=1, gate=True,
+                      evict=((1, 0), (0, 1)), compact=True),
+        states_max=60_000,
+        nightly=True,
+    ),
+    "checkpoints-wide": SmallArena(
+        cached(("mamba", 3), ("window_2", 1), ("full", 2), units=17, page_size=1, grid=2),
+        CacheAlphabet(pages=3, slots=(0, 1), tokens=(1, 2), leases=1, gate=True,
+                      evict=((1, 0, 0), (0, 1, 1))),
+        states_max=60_000,
+        nightly=True,
+    ),
+}
+
 # The same few operations as in a test run, in much longer sequences.
 ARENAS |= {
     f"{name}-long": replace(ARENAS[name], depth=depth, nightly=True)
@@ -158,6 +210,18 @@ def explore_named(
 ) -> Report:
     """Search one of `ARENAS` as far as it goes, or to another depth or number of states."""
     arena = ARENAS[name]
+    if isinstance(arena.alphabet, CacheAlphabet):
+        return explore_cached(
+            arena.layout,
+            arena.alphabet,
+            depth=depth or arena.depth,
+            states_max=states_max or (None if depth else arena.states_max),
+            progress=progress,
+            name=name,
+            findings_max=findings_max,
+            drain_every=arena.drain_every,
+            probe_all=arena.nightly,
+        )
     return explore(
         arena.layout,
         arena.alphabet,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bandscope.fuzz.exhaustive.alphabet import Alphabet
 from bandscope.fuzz.program import Layout, Program
+
+if TYPE_CHECKING:
+    from bandscope.fuzz.exhaustive.cached_alphabet import CacheAlphabet
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Report:
 
     name: str
     layout: Layout
-    alphabet: Alphabet
+    alphabet: Alphabet | CacheAlphabet
     states: int = 0
     transitions: int = 0
     refused: int = 0

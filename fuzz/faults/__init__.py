@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bandscope.fuzz.faults import (
     boundaries,
+    caching,
     capacity,
     misuse,
     moves,
@@ -22,7 +23,7 @@ from bandscope.fuzz.faults.planting import Fault, StaleFaultError
 
 __all__ = ["FAULTS", "Fault", "StaleFaultError"]
 
-_MODULES = (releases, moves, ordering, capacity, transfers, tables, boundaries, misuse)
+_MODULES = (releases, moves, ordering, capacity, transfers, tables, boundaries, misuse, caching)
 
 FAULTS: dict[str, Fault] = {}
 for _module in _MODULES:

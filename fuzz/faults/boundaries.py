@@ -221,8 +221,8 @@ FAULTS = (
         edited(
             (
                 "requests.RequestLedger._grow_rows",
-                "for name in _COLUMNS:",
-                "for name in _COLUMNS[1:]:",
+                "for name in (*_COLUMNS, \"cached\"):",
+                "for name in (*_COLUMNS[1:], \"cached\"):",
             )
         ),
     ),

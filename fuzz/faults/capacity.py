@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from bandscope.fuzz.faults.planting import Fault, edited
+from bandscope.fuzz.faults.planting import Edit, Fault, edited
 
 # Answers remembered by what is live, which neither the gate nor a pin changes.
 _MEMO = (
-    "books.Books.serves",
-    "return self.chain.pack(self.held(demand)) is not None",
-    "memo = self.__dict__.setdefault('memo', {})\n"
+    "        held = self.held(demand)\n"
+    "        memo = self.__dict__.setdefault('memo', {})\n"
     "        key = (tuple(band.live for band in self.bands), tuple(demand)) + tuple(%s)\n"
     "        if key not in memo:\n"
-    "            memo[key] = self.chain.pack(self.held(demand)) is not None\n"
-    "        return memo[key]",
+    "            memo[key] = self.chain.pack(held) is not None\n"
 )
 
 
-def _remembered(more: str) -> tuple[str, str, str]:
-    function, old, new = _MEMO
-    return function, old, new % more
+def _remembered(more: str) -> tuple[Edit, Edit]:
+    return (
+        ("books.Books.serves", "        held = self.held(demand)\n", _MEMO % more),
+        ("books.Books.serves", "if self.chain.pack(held) is not None:", "if memo[key]:"),
+    )
 
 
 FAULTS = (
@@ -27,7 +27,7 @@ FAULTS = (
         "C",
         "C1, M5, sgl-project/sglang#34441",
         "A demand that needs a page to move is refused although some layout holds it.",
-        edited(("books.Books.make_room", "if not self.serves(demand):", "if True:")),
+        edited(("books.Books.make_room", "if self.chain.pack(held) is None:", "if True:")),
     ),
     Fault(
         "pending-pages-not-recovered",
@@ -115,14 +115,14 @@ FAULTS = (
         "C",
         "C3, M3, sgl-project/sglang#38837",
         "Capacity answers are remembered by what is live, and a gate that closes does not forget them.",
-        edited(_remembered("self.pins.pins")),
+        edited(*_remembered("self.pins.pins")),
     ),
     Fault(
         "capacity-remembered-over-a-lease",
         "C",
         "C3, M3, sgl-project/sglang#38836",
         "Capacity answers are remembered by what is live and the gate; a lease does not forget them.",
-        edited(_remembered("[self.gate_closed]")),
+        edited(*_remembered("[self.gate_closed]")),
     ),
     Fault(
         "refused-admission-leaves-a-row",
@@ -132,8 +132,9 @@ FAULTS = (
         edited(
             (
                 "handlers.admit",
-                "    regions = books.make_room(demand)\n",
-                "    row = books.ledger.add(op.request)\n    regions = books.make_room(demand)\n",
+                "    regions = books.make_room(books.slot_demand(op.state_slots))\n",
+                "    row = books.ledger.add(op.request)\n"
+                "    regions = books.make_room(books.slot_demand(op.state_slots))\n",
             ),
             (
                 "handlers.admit",
@@ -191,8 +192,8 @@ FAULTS = (
         edited(
             (
                 "books.Books.make_room",
-                "            return self._refuse(demand)\n",
-                '            self.settle("hope")\n            return self._refuse(demand)\n',
+                "                return self.refuse(demand)\n",
+                '                self.settle("hope")\n                return self.refuse(demand)\n',
             )
         ),
     ),
@@ -203,7 +204,7 @@ FAULTS = (
         "A demand that only the gate stands against is refused for pins, and the reverse.",
         edited(
             (
-                "books.Books._refuse",
+                "books.Books.refuse",
                 'reason = "gate" if self.gate_closed else "pins"',
                 'reason = "pins" if self.gate_closed else "gate"',
             )
@@ -216,9 +217,9 @@ FAULTS = (
         "A demand that waits for a gate or a lease is refused as if there were no memory.",
         edited(
             (
-                "books.Books._refuse",
-                "ignore_fixed=True)) is not None:",
-                "ignore_fixed=True)) is not None and False:",
+                "books.Books.refuse",
+                "ignore_fixed=True), freed)) is not None:",
+                "ignore_fixed=True), freed)) is not None and False:",
             )
         ),
     ),

@@ -63,9 +63,9 @@ FAULTS = (
         edited(
             (
                 "handlers.release",
-                "virtual = ledger.token_pages(row)\n",
-                "virtual = ledger.token_pages(row)"
-                "[: int(ledger.length[row]) // books.plan.page_size]\n",
+                "virtual = ledger.token_pages(row, cached)\n",
+                "virtual = ledger.token_pages(row, cached)"
+                "[: int(ledger.length[row]) // books.plan.page_size - cached]\n",
             )
         ),
     ),
@@ -167,8 +167,8 @@ FAULTS = (
         edited(
             (
                 "handlers.release",
-                "kept = ledger.token_pages(row, int(ledger.first_kept[row, number]))",
-                "kept = ledger.token_pages(row)",
+                "kept = ledger.token_pages(row, max(cached, int(ledger.first_kept[row, number])))",
+                "kept = ledger.token_pages(row, cached)",
             )
         ),
     ),

@@ -3,7 +3,7 @@
 A program begins with an empty arena. From a trace's beginning that is what was recorded, so the program
 gives the outcomes that the trace holds. From somewhere in the middle, requests of the same lengths,
 forwards, leases and the gate are made first; pages then lie elsewhere than they did, and a ticket or
-lease has another number.
+lease has another number. Of a prefix cache comes back what those requests share.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def program_of_trace(trace: Trace, start: int | None = None, stop: int | None = 
         begin = asked[0][0]
     timeline = Timeline(trace)
     state = timeline.seek(begin) if begin > trace.start else timeline.advance(begin)
-    steps = list(_steps_to(state))
+    keys = _keys(trace, begin) if state.has_cache and begin > trace.start else {}
+    steps = list(_steps_to(state, keys))
     steps += [_step(operation, outcome) for _, operation, outcome in asked]
     return Program(layout, tuple(steps), profile=f"trace {trace.path.name}")
 
@@ -76,6 +77,24 @@ def _operations(
             asked = None
 
 
+def _keys(trace: Trace, stop: int) -> dict[int, tuple[int, ...]]:
+    """By request that runs at event `stop`: its key so far, as the trace tells it."""
+    keys: dict[int, tuple[int, ...]] = {}
+    for _, operation, outcome in _operations(trace, None, stop):
+        if not outcome.ok:
+            continue
+        match operation:
+            case ops.Admit(request=request, key=key):
+                keys[request] = key
+            case ops.Publish(request=request, key=key):
+                keys[request] = keys.get(request, ()) + key
+            case ops.Checkpoint(request=request, key=key) if outcome.value:
+                keys[request] = keys.get(request, ()) + key
+            case ops.Release(request=request):
+                keys.pop(request, None)
+    return keys
+
+
 def _step(operation: Operation, outcome: Outcome) -> Step:
     named = isinstance(operation, ops.Launch | ops.Lease) and outcome.ok
     return Step(operation, int(outcome.value) if named else None)
@@ -84,10 +103,10 @@ def _step(operation: Operation, outcome: Outcome) -> Step:
 # --- a state as steps -----------------------------------------------------------------------------
 
 
-def _steps_to(state: ArenaState) -> Iterator[Step]:
+def _steps_to(state: ArenaState, keys: dict[int, tuple[int, ...]]) -> Iterator[Step]:
     """Steps that bring an empty arena to a state like this one."""
     for number in sorted(state.requests):
-        yield from _request(state, number)
+        yield from _request(state, number, keys.get(number, ()))
     for ticket in sorted(state.in_flight):
         batch = sorted(n for n, request in state.requests.items() if request.last_ticket == ticket)
         yield Step(ops.Launch(tuple(batch)), ticket)
@@ -116,18 +135,23 @@ def _lease(state: ArenaState, pin: Pin) -> Iterator[Step]:
     yield Step(ops.Release(stranger))
 
 
-def _request(state: ArenaState, number: int) -> Iterator[Step]:
+def _request(state: ArenaState, number: int, key: tuple[int, ...]) -> Iterator[Step]:
     length, page = state.requests[number].length, state.page_size
+    shared = state.shared[number].size if number in state.shared else 0
     slots = 0 if state.state_band is None else _pages_held(state, number, state.state_band)[1]
-    yield Step(ops.Admit(number, slots))
+    limit = 0 if key else None  # so that it is as long as it was, whoever came before
+    yield Step(ops.Admit(number, slots, key, limit))
     # Windows were trimmed last when the request was about so long.
     trimmed = 0
     for band in state.bands:
         if band.kind == "window" and band.window_length is not None:
             first, _ = _pages_held(state, number, band.index)
-            if first:
+            if first > shared:
                 trimmed = max(trimmed, first * page + band.window_length - 1)
     done = 0
+    if shared:  # what it shares it computes itself, as nobody else may have yet
+        yield from _shared(number, shared * page)
+        done = shared * page
     while done < length:
         goal = trimmed if done < trimmed else length
         tokens = min(goal, length, done + _CHUNK_PAGES * page) - done
@@ -135,6 +159,15 @@ def _request(state: ArenaState, number: int) -> Iterator[Step]:
         done += tokens
         if done <= trimmed:
             yield Step(ops.TrimWindow((number,)))
+
+
+def _shared(number: int, tokens: int) -> Iterator[Step]:
+    """The first tokens of a request are computed and published."""
+    name = _STRANGERS + number
+    yield Step(ops.Extend(number, tokens))
+    yield Step(ops.Launch((number,)), name)
+    yield Step(ops.Complete(name))
+    yield Step(ops.Publish(number))
 
 
 def _pages_held(state: ArenaState, number: int, band: int) -> tuple[int, int]:

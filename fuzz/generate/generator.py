@@ -11,8 +11,9 @@ from typing import Any
 
 from bandscope.allocator.operations import Outcome
 from bandscope.fuzz.generate import phases, serving, wild
+from bandscope.fuzz.generate.cached_layouts import choose_cached_layout
 from bandscope.fuzz.generate.layouts import choose_layout
-from bandscope.fuzz.generate.mix import choose_mix, describe_mix, with_options
+from bandscope.fuzz.generate.mix import CACHED_SHARE, choose_mix, describe_mix, with_options
 from bandscope.fuzz.generate.notes import Notes
 from bandscope.fuzz.program import Layout, Names, Program, Step
 
@@ -21,6 +22,7 @@ PHASE_STEPS = (20, 60, 150, 150, 400)
 DRAIN_STEPS = (4, 8, 16, 60)  # short ones keep the arena at the brim
 
 _WILD_PHASES = tuple(phases.PHASES)
+_CACHED_PHASES = tuple(phases.CACHED_PHASES)
 _SERVING_PHASES = tuple(serving.PHASES)
 
 
@@ -38,7 +40,7 @@ class Generator:
         self.profile = profile
         # A stream of its own for each, so that giving one does not change the others.
         self.mix = with_options(choose_mix(Random(f"mix/{profile}/{seed}"), profile), options)
-        self.layout = choose_layout(Random(f"layout/{profile}/{seed}")) if layout is None else layout
+        self.layout = _choose_layout(seed, profile) if layout is None else layout
         self.schedule = choose_schedule(Random(f"schedule/{profile}/{seed}"))
         self.notes = Notes(self.layout)
         self._random = Random(f"steps/{profile}/{seed}")
@@ -74,16 +76,26 @@ class Generator:
         random = self._random
         self.notes.stuck = 0
         self._left = random.choice(DRAIN_STEPS if phase else PHASE_STEPS)
-        serves = self.profile == "serving" or (self.profile == "mixed" and random.random() < 0.4)
+        serves = self.profile == "serving" or (
+            self.profile in ("mixed", "caching") and random.random() < 0.4
+        )
         if serves:
             self.phase = phase or random.choice(_SERVING_PHASES)
             self._serving.begin(self.phase)
             self._actor = self._serving
         else:
-            self.phase = phase or random.choice(_WILD_PHASES)
+            chosen = _CACHED_PHASES if self.notes.cached else _WILD_PHASES
+            self.phase = phase or random.choice(chosen)
             self._wild.begin(self.phase)
             self._actor = self._wild
         self._draining = self.phase == "drain"
+
+
+def _choose_layout(seed: int, profile: str) -> Layout:
+    cache = Random(f"cache/{profile}/{seed}")
+    if cache.random() < CACHED_SHARE[profile]:
+        return choose_cached_layout(cache)
+    return choose_layout(Random(f"layout/{profile}/{seed}"))
 
 
 def choose_schedule(random: Random) -> str:
@@ -129,6 +141,6 @@ def describe(seed: int, profile: str = "serving") -> str:
             f"seed {seed}, profile {profile}, schedule {generator.schedule}",
             f"arena:    {layout.total_bytes:,} B, {layout.page_size} tokens a page; pages of {bands}",
             f"policies: {policies or 'the default'}",
-            describe_mix(generator.mix),
+            describe_mix(generator.mix, generator.notes.cached),
         ]
     )

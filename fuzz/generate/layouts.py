@@ -34,7 +34,7 @@ def choose_layout(random: Random) -> Layout:
     style = random.choice(ENTRY_STYLES)
     unit = WORD_BYTES * random.choice((1, 1, 4, 16, 64))
     bands = tuple(
-        (name, unit * _entry_units(random, style, name) * (1 if name == "mamba" else page_size))
+        (name, unit * entry_units(random, style, name) * (1 if name == "mamba" else page_size))
         for name in names
     )
     layout = Layout(bands, page_size, 0, choose_config(random))
@@ -98,7 +98,8 @@ def _names(random: Random, page_size: int) -> list[str]:
     return names
 
 
-def _entry_units(random: Random, style: str, name: str) -> int:
+def entry_units(random: Random, style: str, name: str) -> int:
+    """Units of bytes of an entry of this band, by how the entries of a layout relate."""
     is_state = name == "mamba"
     match style:
         case "equal":

@@ -160,6 +160,137 @@ def _ended_unknown(notes: Notes, random: Random) -> Operation:
     return ops.EndLease(random.choice((0, -1, notes.next_lease, notes.next_lease + 1000)), "engine")
 
 
+# --- the prefix cache -------------------------------------------------------------------------------
+
+
+def _without_cache(make: Maker) -> Maker:
+    return lambda notes, random: None if notes.cached else make(notes, random)
+
+
+def _with_cache(make: Maker) -> Maker:
+    return lambda notes, random: make(notes, random) if notes.cached else None
+
+
+def _admitted_with_key(notes: Notes, random: Random) -> Operation:
+    return ops.Admit(notes.next_request, 1, (0,) * random.randrange(1, 4))
+
+
+def _limited(limit: int) -> Maker:
+    return lambda notes, random: ops.Admit(notes.next_request, 1, limit_tokens=limit)
+
+
+def _no_key(notes: Notes, random: Random) -> Operation:
+    return ops.Admit(notes.next_request, 1, (0, random.choice((1 << 63, -(1 << 63) - 1))))
+
+
+def _key_of_a_release(notes: Notes, random: Random) -> Operation | None:
+    request = _any(notes, random)
+    return None if request is None else ops.Release(request.number, key=(0,))
+
+
+def _about_one(kind: type[ops.Publish] | type[ops.Checkpoint]) -> Maker:
+    def make(notes: Notes, random: Random) -> Operation | None:
+        request = _any(notes, random)
+        return None if request is None else kind(request.number, (0,) * random.randrange(3))
+
+    return make
+
+
+def _released_with_publish(notes: Notes, random: Random) -> Operation | None:
+    request = _any(notes, random)
+    return None if request is None else ops.Release(request.number, publish=True)
+
+
+def _evicted(notes: Notes, random: Random) -> Operation:
+    return ops.Evict((random.randrange(2),) * len(notes.bands))
+
+
+def _about_unknown(kind: type[ops.Publish] | type[ops.Checkpoint]) -> Maker:
+    return lambda notes, random: kind(_unknown(notes, random), (0,))
+
+
+def _released_unknown_with_publish(notes: Notes, random: Random) -> Operation:
+    return ops.Release(_unknown(notes, random), publish=True, key=(0, 1))
+
+
+def _checkpoint_where(illegal: Callable[[Notes, Request], bool]) -> Maker:
+    """A checkpoint of a request that is as it must not be, and else as it should."""
+
+    def make(notes: Notes, random: Random) -> Operation | None:
+        if not notes.grid:
+            return None
+        fit = [request for request in notes.running if illegal(notes, request)]
+        if not fit:
+            return None
+        request = random.choice(fit)
+        missing = request.length * notes.unit // notes.page_size - len(request.key)
+        return ops.Checkpoint(request.number, (1,) * max(0, missing))
+
+    return make
+
+
+def _on_grid(notes: Notes, request: Request) -> bool:
+    return request.length > 0 and not request.length % notes.grid
+
+
+def _beyond_its_key(notes: Notes, random: Random) -> Operation | None:
+    for request in notes.running:
+        if (
+            notes.grid and request.slots and _on_grid(notes, request)
+            and request.launched == request.length > notes.covered(request)
+        ):  # fmt: skip
+            missing = request.length * notes.unit // notes.page_size - len(request.key)
+            return ops.Checkpoint(request.number, (0,) * random.randrange(missing))
+    return None
+
+
+def _checkpoint_without_state(notes: Notes, random: Random) -> Operation | None:
+    request = _any(notes, random)
+    if request is None or notes.has_state:
+        return None
+    return ops.Checkpoint(request.number)
+
+
+def _negative_eviction(notes: Notes, random: Random) -> Operation:
+    pages = [random.randrange(2) for _ in notes.bands]
+    pages[random.randrange(len(pages))] = -1
+    return ops.Evict(tuple(pages))
+
+
+def _eviction_of_a_wrong_length(notes: Notes, random: Random) -> Operation:
+    bands = len(notes.bands)
+    return ops.Evict((1,) * random.choice((0, bands - 1, bands + 1)))
+
+
+_CACHE: dict[str, Maker] = {
+    "key without a cache": _without_cache(_admitted_with_key),
+    "published without a cache": _without_cache(_about_one(ops.Publish)),
+    "checkpoint without a cache": _without_cache(_about_one(ops.Checkpoint)),
+    "eviction without a cache": _without_cache(_evicted),
+    "release publishes without a cache": _without_cache(_released_with_publish),
+    "limit without a cache": _without_cache(_limited(0)),
+    "negative limit": _with_cache(_limited(-1)),
+    "key that is none": _with_cache(_no_key),
+    "key of a release that does not publish": _key_of_a_release,
+    "unknown request published": _with_cache(_about_unknown(ops.Publish)),
+    "unknown request checkpointed": _with_cache(_about_unknown(ops.Checkpoint)),
+    "unknown request released and published": _with_cache(_released_unknown_with_publish),
+    "checkpoint off the grid": _with_cache(
+        _checkpoint_where(lambda n, r: r.slots > 0 and r.launched == r.length and not _on_grid(n, r))
+    ),
+    "checkpoint before its launch": _with_cache(
+        _checkpoint_where(lambda n, r: r.slots > 0 and r.launched < r.length and _on_grid(n, r))
+    ),
+    "checkpoint without a slot": _with_cache(
+        _checkpoint_where(lambda n, r: not r.slots and r.launched == r.length and _on_grid(n, r))
+    ),
+    "checkpoint beyond its key": _with_cache(_beyond_its_key),
+    "checkpoint without state": _with_cache(_checkpoint_without_state),
+    "negative eviction": _with_cache(_negative_eviction),
+    "eviction of a wrong length": _with_cache(_eviction_of_a_wrong_length),
+}
+OF_THE_CACHE = tuple(_CACHE)
+
 ILLEGAL: dict[str, Maker] = {
     "admitted twice": _admitted_twice,
     "no request number": _no_number,
@@ -187,4 +318,5 @@ ILLEGAL: dict[str, Maker] = {
     "wrong holder": _wrong_holder,
     "lease ended twice": _ended_twice,
     "unknown lease ended": _ended_unknown,
+    **_CACHE,
 }

@@ -10,9 +10,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from bandscope.allocator import operations as ops
 from bandscope.allocator.operations import Operation
+from bandscope.fuzz.generate.cached_layouts import fitted, same_cache, with_cache
 from bandscope.fuzz.generate.generator import choose_schedule
 from bandscope.fuzz.generate.layouts import PRIMES, WORD_BYTES, buildable, choose_config
 from bandscope.fuzz.program import Layout, Program, Step
@@ -169,7 +171,10 @@ def _relayout(random: Random, draft: _Draft) -> None:
     total_bytes, config = old.total_bytes, old.config
     at = random.randrange(len(bands))
     name, page_bytes = bands[at]
-    match random.choice(("total", "total", "page bytes", "page size", "config", "window", "band")):
+    changes = ["total", "total", "page bytes", "page size", "config", "window", "band"]
+    if config.prefix_cache:
+        changes += ["cache", "cache"]
+    match random.choice(changes):
         case "total":
             largest = max(size for _, size in bands)
             total_bytes += random.choice((-256, 256, -page_bytes, page_bytes, -largest, largest))
@@ -185,7 +190,11 @@ def _relayout(random: Random, draft: _Draft) -> None:
             ]
             page_size = chosen
         case "config":
-            config = choose_config(random)
+            config = same_cache(choose_config(random), config)
+        case "cache":
+            config = with_cache(random, config, page_size)
+            if config.prefix_keys != old.config.prefix_keys and random.random() < 0.8:
+                config = dataclasses.replace(config, prefix_keys=old.config.prefix_keys)
         case "window":
             taken = {n for n, _ in bands}
             fresh = random.choice(("window", *(f"window_{n}" for n in (1, page_size, 3 * page_size, 7))))
@@ -200,15 +209,50 @@ def _relayout(random: Random, draft: _Draft) -> None:
             elif len(bands) < 5 and spare:
                 size = WORD_BYTES * page_size * random.choice(PRIMES)
                 bands.append((random.choice(spare), size))
-    draft.layout = buildable(Layout(tuple(bands), page_size, total_bytes, config))
+    draft.layout = buildable(fitted(Layout(tuple(bands), page_size, total_bytes, config)))
     draft.page = page_size
     draft.steps = [_refit(step, old, draft.layout) for step in draft.steps]
 
 
+# --- changes to keys ------------------------------------------------------------------------------
+
+
+def _rekey(random: Random, draft: _Draft) -> None:
+    """One admission begins as another does; or a key is cut, lengthened or changed in one place."""
+    keyed = [at for at, step in enumerate(draft.steps) if getattr(step.operation, "key", ())]
+    if not keyed:
+        _resize(random, draft)
+        return
+    for _ in range(random.choice((1, 1, 3, 10))):
+        at = random.choice(keyed)
+        step = draft.steps[at]
+        operation: Any = step.operation
+        key = operation.key
+        if random.random() < 0.4:
+            other: Any = draft.steps[random.choice(keyed)].operation
+            cut = random.randrange(len(other.key) + 1)
+            key = other.key[:cut] + key[cut:]
+        else:
+            key = _changed_key(random, key)
+        draft.steps[at] = dataclasses.replace(step, operation=dataclasses.replace(operation, key=key))
+
+
+def _changed_key(random: Random, key: tuple[int, ...]) -> tuple[int, ...]:
+    cut = random.randrange(len(key) + 1)
+    match random.randrange(4):
+        case 0:
+            return key[:cut]
+        case 1:
+            return key + tuple(random.randrange(2) for _ in range(random.choice((1, 2, 4))))
+        case 2:
+            return key[:cut] + key[cut + 1 :]
+    return (*key[:cut], random.randrange(2), *key[cut + 1 :])
+
+
 _CHANGES: tuple[Callable[..., None], ...] = (
-    _cut, _thin, _repeat, _reorder, _splice, _resize, _merge, _reschedule, _relayout,
+    _cut, _thin, _repeat, _reorder, _splice, _resize, _merge, _reschedule, _relayout, _rekey,
 )  # fmt: skip
-_WEIGHTS = (3, 1, 4, 4, 5, 6, 2, 1, 3)
+_WEIGHTS = (3, 1, 4, 4, 5, 6, 2, 1, 3, 5)
 
 
 # --- steps that change ----------------------------------------------------------------------------
@@ -225,7 +269,17 @@ def _resized(random: Random, operation: Operation, page: int) -> Operation:
         case ops.Extend():
             return dataclasses.replace(operation, tokens=size(operation.tokens))
         case ops.Admit():
+            if operation.key and random.random() < 0.5:
+                limit = None if random.random() < 0.4 else size(operation.limit_tokens or page)
+                return dataclasses.replace(operation, limit_tokens=limit)
             return dataclasses.replace(operation, state_slots=min(64, size(operation.state_slots)))
+        case ops.Release() if operation.publish:
+            return dataclasses.replace(operation, publish=False, key=())
+        case ops.Evict() if operation.pages:
+            pages = list(operation.pages)
+            at = random.randrange(len(pages))
+            pages[at] = size(pages[at])
+            return ops.Evict(tuple(pages))
         case ops.Decode() | ops.TrimWindow() | ops.Launch() if operation.requests:
             kept = operation.requests
             return dataclasses.replace(operation, requests=kept[: random.randrange(len(kept) + 1)])
@@ -249,7 +303,9 @@ def _resized(random: Random, operation: Operation, page: int) -> Operation:
 def requests_of(operation: Operation) -> tuple[int, ...]:
     """The requests that an operation names."""
     match operation:
-        case ops.Admit() | ops.Extend() | ops.Release() | ops.Lease():
+        case (
+            ops.Admit() | ops.Extend() | ops.Release() | ops.Lease() | ops.Publish() | ops.Checkpoint()
+        ):
             return (operation.request,)
         case ops.Decode() | ops.TrimWindow() | ops.Launch():
             return operation.requests
@@ -265,7 +321,9 @@ def _renumbered(step: Step, becomes: dict[int, int]) -> Step:
     match operation:
         case ops.Decode() | ops.TrimWindow() | ops.Launch():
             operation = dataclasses.replace(operation, requests=tuple(dict.fromkeys(numbers)))
-        case ops.Admit() | ops.Extend() | ops.Release() | ops.Lease():
+        case (
+            ops.Admit() | ops.Extend() | ops.Release() | ops.Lease() | ops.Publish() | ops.Checkpoint()
+        ):
             operation = dataclasses.replace(operation, request=numbers[0])
     return dataclasses.replace(step, operation=operation)
 
@@ -287,10 +345,17 @@ def _shifted(step: Step, names: int, requests: int) -> Step:
 
 def _refit(step: Step, old: Layout, new: Layout) -> Step:
     """A step for an arena with other bands: leases and demands go to the band at the same place in the
-    chain."""
+    chain. Where there is no prefix cache, keys are left out."""
+    operation = step.operation
+    if old.config.prefix_cache and not new.config.prefix_cache:
+        match operation:
+            case ops.Admit():
+                plain = dataclasses.replace(operation, key=(), limit_tokens=None)
+                return dataclasses.replace(step, operation=plain)
+            case ops.Release():
+                return dataclasses.replace(step, operation=ops.Release(operation.request, operation.why))
     if old.bands == new.bands:
         return step
-    operation = step.operation
     if isinstance(operation, ops.Lease):
         before = [band.name for band in old.plan().bands]
         after = [band.name for band in new.plan().bands]
@@ -300,6 +365,8 @@ def _refit(step: Step, old: Layout, new: Layout) -> Step:
     elif isinstance(operation, ops.Reserve) and len(operation.demand) == len(old.bands):
         demand = (operation.demand + (0,) * len(new.bands))[: len(new.bands)]
         return Step(ops.Reserve(demand))
+    elif isinstance(operation, ops.Evict) and len(operation.pages) == len(old.bands):
+        return Step(ops.Evict((operation.pages + (0,) * len(new.bands))[: len(new.bands)]))
     return step
 
 

@@ -26,6 +26,12 @@ PHASES: dict[str, dict[str, float]] = {
     "pinned": {"Lease": 6, "EndLease": 0.5, "Release": 2},
     "compacting": {"Compact": 6, "Reserve": 2, "Release": 2, "Extend": 2},
 }
+# Two more where the arena has a prefix cache.
+CACHED_PHASES: dict[str, dict[str, float]] = {
+    **PHASES,
+    "sharing": {"Admit": 3, "Publish": 4, "Checkpoint": 3, "Launch": 2, "Release": 2, "Compact": 0.3},
+    "evicting": {"Admit": 2, "Extend": 4, "Release": 2, "Evict": 2, "Checkpoint": 3, "Launch": 2},
+}
 FORCED = ("Release", "Complete", "EndLease")  # by a drain, even where the mix has them off
 
 AGAIN = "Release again"  # the request that the step before was about
@@ -44,6 +50,20 @@ FOLLOWERS: dict[str, tuple[str, ...]] = {
     "Lease": (AGAIN, "Compact", "TrimWindow", "SetGate", "EndLease", "Extend"),
     "EndLease": ("Compact", "Extend", "Complete"),
     "SetGate": ("Extend", "Compact", "Admit", "Lease", "Decode"),
+}
+CACHED_FOLLOWERS: dict[str, tuple[str, ...]] = {
+    **FOLLOWERS,
+    "Admit": ("Extend", "Lease", "Launch", "Publish", AGAIN),
+    "Extend": ("Launch", "Launch", "Lease", "Publish", "Checkpoint", AGAIN),
+    "TrimWindow": ("Publish", "Admit", "Extend", "Evict", "Compact"),
+    "Release": ("Admit", "Admit", "Extend", "Evict", "Reserve", "Compact"),
+    "Launch": ("Publish", "Publish", "Checkpoint", "TrimWindow", AGAIN, "Complete"),
+    "Lease": (AGAIN, "Publish", "TrimWindow", "Evict", "SetGate", "Extend"),
+    "EndLease": ("Evict", "Extend", "Compact"),
+    "SetGate": ("Extend", "Admit", "Checkpoint", "Evict", "Decode"),
+    "Publish": ("TrimWindow", "Admit", "Lease", "Extend", "Publish", "Checkpoint", "Evict", AGAIN),
+    "Checkpoint": ("Admit", "Admit", "Extend", "Checkpoint", "Evict", "Lease", AGAIN),
+    "Evict": ("Admit", "Publish", "Extend", "Compact", "Evict"),
 }
 AFTER_REFUSAL = (AGAIN, "Compact", "Reserve", "Complete", "EndLease", "Release")
 

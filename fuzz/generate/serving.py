@@ -9,12 +9,14 @@ engine would: somebody gives way, a lease ends, the gate opens.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 from bandscope.allocator import operations as ops
 from bandscope.fuzz.generate.mix import Mix
 from bandscope.fuzz.generate.notes import Notes, Request
 from bandscope.fuzz.generate.phases import exponential
+from bandscope.fuzz.generate.sequences import Key, Sequences
 from bandscope.fuzz.program import Step
 
 # (prompt, output) in pages, on average; how many ticks in 100 somebody arrives.
@@ -46,6 +48,9 @@ class Serving:
         self._compact_every = random.choice((3, 7, 20, 1 << 20))
         self._lease_every = random.choice((5, 15, 1 << 20))
         self._ticks = self._ticks_forever()
+        self._sequences = Sequences(notes, mix, random.random)
+        self._retracted: list[Key] = []
+        self._each_forward = notes.cached and mix.keeps < 0.9  # publishes, not the end alone
         # Where nothing else needs doing the engine asks for a little compaction.
         self._idle = Step(ops.Compact(max_moves=random.choice((None, 1, 8))))
 
@@ -89,7 +94,7 @@ class Serving:
         done = [r.number for r in notes.running if not r.prompt_left and r.output_left <= 0]
         for number in done:
             self.intent = "release: finished"
-            yield Step(ops.Release(number))
+            yield Step(self._finished(number) if notes.cached else ops.Release(number))
         if notes.running and self._roll() < 0.01:
             self.intent = "release: aborted"
             yield Step(ops.Release(self._any().number, "aborted"))
@@ -106,13 +111,18 @@ class Serving:
             number = notes.next_request
             notes.next_request = number + 1
             self.intent = "admit"
-            yield Step(ops.Admit(number, 2 if self._roll() < 0.05 else 1))
+            admission = ops.Admit(number, 2 if self._roll() < 0.05 else 1)
+            if notes.cached:
+                key = self._prompt()
+                tokens = max(1, len(key) // notes.unit * notes.page_size)
+                admission = replace(admission, key=key, limit_tokens=tokens - 1)
+            yield Step(admission)
             request = notes.by_number.get(number)
             if request is None:  # memory is waited for
                 if notes.reason != "memory" or not notes.running:
                     yield from self._make_way(None)
                 return
-            request.prompt_left = tokens
+            request.prompt_left = tokens - request.length
             request.output_left = output
 
     def _expects_room(self, tokens: int) -> bool:
@@ -133,6 +143,8 @@ class Serving:
 
     def _prefill(self, request: Request) -> Iterator[Step]:
         tokens = min(request.prompt_left, self._chunk)
+        if self.notes.grid:  # a chunk ends on the grid, so that the state there can be kept
+            tokens = min(tokens, self.notes.grid - request.length % self.notes.grid)
         for _ in range(len(self.notes.running) + 2):
             self.intent = "extend: prefill"
             yield Step(ops.Extend(request.number, tokens))
@@ -174,6 +186,33 @@ class Serving:
         if notes.windows:
             self.intent = "trim"
             yield Step(ops.TrimWindow(numbers))
+        if notes.cached:
+            yield from self._publish(numbers)
+
+    def _publish(self, numbers: tuple[int, ...]) -> Iterator[Step]:
+        """What the forward computed goes to the cache, with the state where it lies on the grid."""
+        notes = self.notes
+        for number in numbers:
+            request = notes.by_number[number]
+            on_grid = notes.grid and request.slots and not request.length % notes.grid
+            if on_grid and request.launched == request.length:
+                self.intent = "checkpoint"
+                yield Step(ops.Checkpoint(number, self._sequences.further(request, request.length)))
+            elif self._each_forward and notes.whole(request) > request.shared:
+                self.intent = "publish"
+                key = self._sequences.further(request, notes.whole(request))
+                yield Step(ops.Publish(number, key))
+
+    def _finished(self, number: int) -> ops.Release:
+        request = self.notes.by_number[number]
+        key = self._sequences.further(request, self.notes.whole(request))
+        self._sequences.remember(request.key + key)
+        return ops.Release(number, publish=True, key=key)
+
+    def _prompt(self) -> Key:
+        if self._retracted and self._roll() < 0.8:
+            return self._retracted.pop()
+        return self._sequences.next()
 
     def _upkeep(self, tick: int) -> Iterator[Step]:
         notes = self.notes
@@ -189,6 +228,10 @@ class Serving:
         if notes.running and self._roll() < 0.03:
             self.intent = "reserve"
             state = self._roll() < 0.3
+            if notes.cached and self._roll() < 0.3:
+                self.intent = "evict"
+                yield Step(ops.Evict(tuple(int(self._roll() * 3) for _ in notes.bands)))
+                self.intent = "reserve"
             yield Step(ops.Reserve(tuple(1 if state else int(b.kind != "state") for b in notes.bands)))
 
     # --- transfers, and answers to refusals ---------------------------------------------------------
@@ -244,6 +287,8 @@ class Serving:
         if others:
             self.intent = "release: retracted"
             newest = max(others, key=lambda request: request.number)
+            if notes.cached:
+                self._retracted.append(newest.key)
             yield Step(ops.Release(newest.number, "retracted"))
         elif wanting is not None:
             self.intent = "release: aborted"

@@ -11,12 +11,15 @@ from random import Random
 
 from bandscope.allocator import operations as ops
 from bandscope.allocator.handlers import REQUEST_MAX
+from bandscope.fuzz.generate.caching import CacheMakers
 from bandscope.fuzz.generate.misuse import ILLEGAL
-from bandscope.fuzz.generate.mix import KINDS, Mix
+from bandscope.fuzz.generate.mix import CACHE_KINDS, KINDS, Mix
 from bandscope.fuzz.generate.notes import Notes, Request
 from bandscope.fuzz.generate.phases import (
     AFTER_REFUSAL,
     AGAIN,
+    CACHED_FOLLOWERS,
+    CACHED_PHASES,
     FOLLOWERS,
     FORCED,
     PHASES,
@@ -39,15 +42,11 @@ _COMPACTS = tuple(
 _OPEN, _CLOSE = Step(ops.SetGate(False)), Step(ops.SetGate(True))
 
 
-class Wild:
+class Wild(CacheMakers):
     """Makes steps for `notes`, by `mix`. `intent`: what the last step was made for."""
 
     def __init__(self, notes: Notes, mix: Mix, random: Random) -> None:
-        self.notes = notes
-        self.mix = mix
-        self.random = random
-        self._roll = random.random
-        self.intent = ""
+        super().__init__(notes, mix, random)
         self.phase = ""
         self._illegal = [(f"misuse: {kind}", ILLEGAL[kind]) for kind in mix.illegal]
         self._makers: dict[str, Callable[[], Step | None]] = {
@@ -63,17 +62,23 @@ class Wild:
             "Lease": self._lease,
             "EndLease": self._end_lease,
             "SetGate": self._set_gate,
+            "Publish": self._publish,
+            "Checkpoint": self._checkpoint,
+            "Evict": self._evict,
         }
         self._weights = dict(zip(KINDS, mix.weights, strict=True))
+        self._phases, self._followers = CACHED_PHASES, CACHED_FOLLOWERS
+        if not notes.cached:
+            self._weights |= dict.fromkeys(CACHE_KINDS, 0)
+            self._phases, self._followers = PHASES, FOLLOWERS
         self._follow = ""  # the kind of the last step, where something is to follow it
-        self._last_request = -1  # that a step was about
         self._table: list[Callable[[], Step | None]] = []
         self._sizes: list[int] = []
 
     def begin(self, phase: str) -> None:
         """Go on in another phase."""
         self.phase = phase
-        factors = PHASES[phase]
+        factors = self._phases[phase]
         weights = []
         for kind in KINDS:
             weight = self._weights[kind] * factors.get(kind, 1.0)
@@ -93,7 +98,7 @@ class Wild:
         roll, table = self._roll, self._table
         if self._follow:
             refused = self.notes.reason not in ("", "misuse")
-            names = AFTER_REFUSAL if refused else FOLLOWERS[self._follow]
+            names = AFTER_REFUSAL if refused else self._followers[self._follow]
             self._follow = ""
             name = names[int(roll() * len(names))]
             if name == AGAIN:
@@ -108,7 +113,7 @@ class Wild:
         while True:
             step = table[int(roll() * TABLE)]()
             if step is not None:
-                if roll() < self.mix.follow:
+                if roll() < self.mix.follow and step.operation.kind in self._followers:
                     self._follow = step.operation.kind
                 return step
 
@@ -131,15 +136,6 @@ class Wild:
             size = int(exponential(self._roll()) * scale)
             sizes.append(min(size, most + page))
         return sizes
-
-    def _one(self) -> Request:
-        running = self.notes.running
-        if self._roll() < self.mix.focus:
-            request = running[0]
-        else:
-            request = running[int(self._roll() * len(running))]
-        self._last_request = request.number
-        return request
 
     def _batch(self) -> tuple[int, ...]:
         """Some of the requests that run: all, one, a stretch, none."""
@@ -171,12 +167,6 @@ class Wild:
         elif type(operation) is ops.Lease:
             name = self._lease_name()
         return Step(operation, name)
-
-    def _ticket_name(self) -> int:
-        notes = self.notes
-        name = notes.next_ticket
-        notes.next_ticket = name + 1
-        return name
 
     def _lease_name(self) -> int:
         notes = self.notes
@@ -213,6 +203,8 @@ class Wild:
             slots = notes.free_bytes() // notes.state_bytes + int(self._roll() * 2)
         else:
             slots = 1
+        if notes.cached:
+            return Step(self._keyed(ops.Admit(number, slots)))
         return Step(ops.Admit(number, slots))
 
     def _extend(self) -> Step | None:
@@ -220,6 +212,8 @@ class Wild:
         if not notes.running:
             return None
         request = self._one()
+        if notes.cached and self._roll() < 0.4:
+            return Step(ops.Extend(request.number, self._useful_tokens(request)))
         roll = self._roll()
         if roll < mix.exact:
             self.intent = "extend: exactly full"
@@ -266,14 +260,16 @@ class Wild:
         if not self.notes.running:
             return None
         self.intent = "release"
-        return Step(ops.Release(self._one().number, WHYS[int(self._roll() * 3)]))
+        operation = ops.Release(self._one().number, WHYS[int(self._roll() * 3)])
+        return Step(self._leaving(operation) if self.notes.cached else operation)
 
     def _release_again(self) -> Step | None:
         """The request that the step before was about leaves: leased, in flight, refused or new."""
         if self._last_request not in self.notes.by_number:
             return None
         self.intent = "release: at once"
-        return Step(ops.Release(self._last_request, "aborted"))
+        operation = ops.Release(self._last_request, "aborted")
+        return Step(self._leaving(operation) if self.notes.cached else operation)
 
     def _launch(self) -> Step | None:
         notes = self.notes

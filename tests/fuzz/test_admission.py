@@ -170,8 +170,8 @@ def test_a_refused_admission_would_have_failed(name: str) -> None:
         admits = scheduler.admission.admits
         refused_once = [False]
 
-        def force(entry, running, admits=admits, refused_once=refused_once):  # type: ignore
-            if admits(entry, running):
+        def force(entry, running, found, admits=admits, refused_once=refused_once):  # type: ignore
+            if admits(entry, running, found):
                 return True
             if refused_once[0]:
                 return False

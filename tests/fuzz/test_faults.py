@@ -14,9 +14,9 @@ import bandscope.allocator
 from bandscope.fuzz import faults
 from bandscope.fuzz.faults import FAULTS, StaleFaultError
 from bandscope.fuzz.faults.planting import Fault, edited, replaced
-from tests.fuzz import fault_walks
+from tests.fuzz import cache_walks, fault_walks
 
-GROUPS = {"A", "B", "C", "D", "order", "tables", "boundary", "misuse"}
+GROUPS = {"A", "B", "C", "D", "order", "tables", "boundary", "misuse", "cache"}
 every_fault = pytest.mark.parametrize("name", FAULTS)
 
 # The walk in which a fault shows, for those that show late. Only saves time: see `difference`.
@@ -47,6 +47,13 @@ HINTS: dict[str, int] = {
     "request-outgrows-its-row": 39,
     "lease-ended-by-another": 8,
     "lease-of-a-trimmed-page": 97,
+    "match-over-a-tombstone": 2,
+    "match-without-a-slot": 33,
+    "admission-evicts-the-state-it-copies": 66,
+    "admission-counts-its-own-match": 33,
+    "swap-under-a-lease": 16,
+    "evicted-slots-leak": 11,
+    "checkpoint-of-another-slot": 20,
 }
 
 
@@ -130,6 +137,14 @@ def test_a_fault_is_planted_and_completely_undone(name: str, intact: dict[str, A
 def test_a_fault_changes_what_an_arena_does(name: str) -> None:
     """A walk of an intact arena, walked again under the fault, goes another way; and without the
     fault it goes the same way again."""
+    if FAULTS[name].group == "cache":
+        shown = cache_walks.difference(FAULTS[name], HINTS.get(name, 0))
+        assert shown is not None, f"{name} is no fault: nothing that can be observed differs"
+        known = cache_walks.walk(shown.walk)
+        walker = cache_walks.Walker(known.layout)
+        for step, seen in zip(known.steps[: shown.step + 1], known.seen, strict=False):
+            assert walker.observe(step)[1] == seen
+        return
     shown = fault_walks.difference(FAULTS[name], HINTS.get(name, -1))
 
     assert shown is not None, f"{name} is no fault: nothing that can be observed differs"
@@ -140,9 +155,29 @@ def test_a_fault_changes_what_an_arena_does(name: str) -> None:
             assert fault_walks.observe(arena, step) == known.seen[index]
 
 
+# The list of docs/prefix.md: each has a fault that stands for it.
+ASKED_FOR = {
+    1: "match-not-held", 2: "held-pages-evicted", 3: "duplicate-released-twice",
+    4: "replaced-pages-not-freed", 5: "swap-under-a-lease", 6: "working-slot-given-away",
+    7: "checkpoint-copied-too-early", 8: "window-reach-a-page-short", 9: "match-over-a-tombstone",
+    10: "split-loses-leases", 11: "trim-frees-shared-pages", 12: "release-drops-shared-pages",
+    13: "admission-evicts-the-state-it-copies", 14: "stall-publishes", 15: "evicted-ids-leak",
+}  # fmt: skip
+
+
+def test_the_faults_of_the_prefix_cache_are_planted() -> None:
+    """The fifteen that were asked for, and as many again."""
+    cache = {name for name, fault in FAULTS.items() if fault.group == "cache"}
+    assert sorted(ASKED_FOR) == list(range(1, 16)) and set(ASKED_FOR.values()) <= cache
+    assert len(cache) >= 40
+
+
 def test_an_intact_arena_goes_the_same_way_again() -> None:
     """No walk breaks an invariant, and an empty plant shows no difference."""
     nothing = Fault("nothing", "none", "none", "Nothing.", edited())
+    for number in range(4):
+        assert not any(seen.broken for seen in cache_walks.walk(number).seen)
+    assert cache_walks.difference(nothing, walks=range(4)) is None
     for number in (*fault_walks.BY_HAND, *range(12)):
         assert not any(seen.broken for seen in fault_walks.walk(number).seen)
     assert fault_walks.difference(nothing, walks=range(12)) is None

@@ -21,7 +21,8 @@ from bandscope.allocator.errors import SizingError
 from bandscope.allocator.operations import Operation, Outcome
 from bandscope.fuzz.generate import PROFILES, Generator, describe, generate, mutate
 from bandscope.fuzz.generate.layouts import choose_layout, least_bytes
-from bandscope.fuzz.generate.misuse import ILLEGAL
+from bandscope.fuzz.generate.misuse import ILLEGAL, OF_THE_CACHE
+from bandscope.fuzz.generate.mix import CACHE_KINDS, KINDS
 from bandscope.fuzz.program import Layout, Names, Program, Step
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -139,6 +140,24 @@ def coprime(m: Moment) -> bool:
     return all(a % b and b % a for i, a in enumerate(sizes) for b in sizes[:i] if min(a, b) > 1)
 
 
+def cached(m: Moment) -> bool:
+    return m.arena.books.cache is not None
+
+
+def evicted(m: Moment) -> bool:
+    return any(isinstance(event, events.Eviction) for event in m.effects)
+
+
+def has_cache(m: Moment, evict: str, bands: str) -> bool:
+    if m.arena.books.cache is None or m.arena.books.config.evict != evict:
+        return False
+    windows, state = len(m.arena.plan.windows), m.arena.plan.has_state
+    return {
+        "a window": windows == 1 and not state, "state": state and not windows,
+        "both": state and windows > 0, "several windows": windows > 1,
+    }[bands]  # fmt: skip
+
+
 FEATURES: dict[str, Feature] = {
     # Arenas.
     **{f"{n} bands": lambda m, n=n: len(m.arena.plan.bands) == n for n in (2, 3, 4, 5)},  # type: ignore[misc]
@@ -237,7 +256,42 @@ FEATURES: dict[str, Feature] = {
     **{
         f"{kind.__name__} done": lambda m, k=kind: m.is_a(k) and m.outcome.ok  # type: ignore[misc]
         for kind in Operation.__subclasses__()
+        if kind.__name__ not in CACHE_KINDS
     },
+}  # fmt: skip
+
+# Of arenas with a prefix cache.
+CACHE_FEATURES: dict[str, Feature] = {
+    **{
+        f"{kind} done": lambda m, k=kind: type(m.op).__name__ == k and m.outcome.ok  # type: ignore[misc]
+        for kind in CACHE_KINDS
+    },
+    **{
+        f"a cache of {evict} over {bands}": lambda m, e=evict, b=bands: has_cache(m, e, b)  # type: ignore[misc]
+        for evict in ("lru", "joint_lru")
+        for bands in ("a window", "state", "both", "several windows")
+    },
+    **{
+        f"a grid of {n} pages": lambda m, n=n: m.arena.books.config.checkpoint_grid_tokens  # type: ignore[misc]
+        == n * page(m)
+        for n in (1, 2, 3, 4)
+    },
+    **{
+        f"keys of {keys}": lambda m, k=keys: cached(m) and m.arena.books.config.prefix_keys == k  # type: ignore[misc]
+        for keys in ("tokens", "hashes")
+    },
+    "a prefix found": lambda m: cached(m) and m.is_a(ops.Admit) and bool(m.outcome.value),
+    "a limit in a page": lambda m: m.is_a(ops.Admit) and m.op.limit_tokens is not None
+    and m.op.limit_tokens % page(m) > 0 and m.outcome.ok,
+    "a limit of nothing": lambda m: m.is_a(ops.Admit) and m.op.limit_tokens == 0 and m.outcome.ok,
+    "a demand evicted": lambda m: not m.is_a(ops.Evict) and evicted(m),
+    "a demand evicted and moved": lambda m: not m.is_a(ops.Evict) and evicted(m) and m.moved(),
+    "evicted with the gate closed": lambda m: not m.is_a(ops.Evict) and evicted(m) and m.gate,
+    "a checkpoint stalled": lambda m: m.is_a(ops.Checkpoint) and m.outcome.ok and not m.outcome.value,
+    "published under a lease": lambda m: m.is_a(ops.Publish) and m.outcome.ok and m.leases > 0,
+    "a release publishes": lambda m: m.is_a(ops.Release) and m.outcome.ok and m.op.publish,
+    "everything evicted": lambda m: m.is_a(ops.Evict) and bool(m.outcome.value)
+    and not any(m.arena.books.cache.tree.cached),
 }  # fmt: skip
 
 
@@ -340,14 +394,26 @@ def test_every_feature_is_reached_within_few_seeds(record_property: Callable[...
     assert sorted(set(FEATURES) - set(needed)) == []
 
 
-@pytest.mark.parametrize("profile", ["serving", "hostile"])
+def test_every_feature_of_a_cache_is_reached_within_few_seeds(
+    record_property: Callable[..., None]
+) -> None:
+    """Bands, policies, grids, keys, limits, evictions: each is there within 80 short programs."""
+    needed = seeds_needed("caching", range(80), 250, CACHE_FEATURES)
+    for name, seeds in sorted(needed.items(), key=lambda item: item[1]):
+        print(f"{seeds:4d}  {name}")
+        record_property(name, seeds)
+    assert sorted(set(CACHE_FEATURES) - set(needed)) == []
+
+
+@pytest.mark.parametrize("profile", ["serving", "hostile", "caching"])
 def test_legal_profiles_are_never_refused_for_misuse(profile: str) -> None:
     """Their operations are legal at every step; every other reason comes up, and the arena is well."""
     reasons = set()
     for m in moments(profile, range(50), 200):
         reasons.add(m.outcome.reason)
-        assert m.outcome.reason != "misuse", (m.seed, m.step, m.outcome.message)
-    assert reasons == {"", "memory", "gate", "pins"}
+        meant = m.generator.intent.startswith("misuse: ")
+        assert (m.outcome.reason == "misuse") == meant, (m.seed, m.step, m.outcome.message)
+    assert reasons - {"misuse"} == {"", "memory", "gate", "pins"}
 
 
 def test_serving_serves() -> None:
@@ -393,14 +459,36 @@ REFUSED_WITH: dict[str, tuple[str, str]] = {
     "wrong holder": ("only its holder may end it", "EndLease"),
     "lease ended twice": ("it has ended", "EndLease"),
     "unknown lease ended": ("it never began", "EndLease"),
+    "key without a cache": ("without a prefix cache", "Admit"),
+    "published without a cache": ("without a prefix cache", "Publish"),
+    "checkpoint without a cache": ("without a prefix cache", "Checkpoint"),
+    "eviction without a cache": ("without a prefix cache", "Evict"),
+    "release publishes without a cache": ("without a prefix cache", "Release"),
+    "limit without a cache": ("without a prefix cache", "Admit"),
+    "negative limit": ("give 0 or more", "Admit"),
+    "key that is none": ("not all of them are integers", "Admit"),
+    "key of a release that does not publish": ("a", "Release"),
+    "unknown request published": ("is not running", "Publish"),
+    "unknown request checkpointed": ("is not running", "Checkpoint"),
+    "unknown request released and published": ("is not running", "Release"),
+    "checkpoint off the grid": ("checkpoint on the grid", "Checkpoint"),
+    "checkpoint before its launch": ("checkpoint on the grid", "Checkpoint"),
+    "checkpoint without a slot": ("it has no state", "Checkpoint"),
+    "checkpoint beyond its key": ("continue the key", "Checkpoint"),
+    "checkpoint without state": ("it has no state", "Checkpoint"),
+    "negative eviction": ("give pages ≥ 0", "Evict"),
+    "eviction of a wrong length": ("for each of the bands", "Evict"),
 }
 
 
 def test_misuse_reaches_every_illegal_kind_and_all_are_refused() -> None:
     """An illegal step is refused for misuse and changes nothing; the others never are."""
     seen: dict[str, int] = {}
-    for seed in range(24):
-        generator = Generator(seed, "misuse")
+    generators = [Generator(seed, "misuse") for seed in range(24)]
+    options: dict[str, Any] = {"misuse": 0.4, "illegal": OF_THE_CACHE}
+    generators += [Generator(seed, "caching", **options) for seed in range(24)]
+    for generator in generators:
+        seed = generator.seed
         arena, names = generator.layout.arena(), Names()
         for _ in range(200):
             step = generator.next()
@@ -510,11 +598,11 @@ def test_a_seed_can_be_described() -> None:
     assert generator.schedule in text
     for band, size in generator.layout.bands:
         assert f"{band} {size:,} B" in text
-    from bandscope.fuzz.generate.mix import KINDS
-
+    assert not generator.notes.cached and "prefixes:" not in text
+    assert "prefixes:" in describe(4, "caching")
     off = next(line for line in text.splitlines() if line.startswith("off:"))
     on = next(line for line in text.splitlines() if line.startswith("on:"))
-    for kind in KINDS:
+    for kind in [kind for kind in KINDS if kind not in CACHE_KINDS]:
         weight = generator.mix.weight(kind)
         assert (kind in off.split(":")[1].replace(",", "").split()) == (weight == 0)
         assert (f"{kind} {weight}" in on) == (weight > 0)

@@ -11,6 +11,7 @@ from bandscope.allocator import operations as ops
 from bandscope.fuzz.generate import PROFILES, generate, mutate
 from bandscope.fuzz.generate.mutate import _CHANGES, _Draft, _refit, _splice, requests_of
 from bandscope.fuzz.program import Layout, Names, Program, Step
+from bandscope.fuzz.shrink_steps import key_of
 
 
 @pytest.fixture(scope="module")
@@ -155,3 +156,45 @@ def test_nothing_can_be_made_of_nothing() -> None:
     empty = Program(Layout((("mamba", 64), ("full", 64)), 4, 1 << 14), ())
     for seed in range(60):
         mutate([empty], seed).layout.arena()
+
+
+def test_programs_over_prefix_caches_are_varied() -> None:
+    """Their arenas can be built whatever changed, keys are cut, continued and exchanged, and most of
+    what comes out is still legal."""
+    programs = [generate(seed, "caching", 90, misuse=0.0) for seed in range(6)]
+    keys = {key_of(step) for program in programs for step in program.steps}
+    fresh, caches, misuse, total = set(), set(), 0, 0
+    for seed in range(120):
+        program = mutate(programs, seed)
+        arena, names = program.layout.arena(), Names()
+        caches.add(program.layout.config.prefix_cache)
+        for step in program.steps:
+            outcome = arena.apply(names.resolve(step))
+            names.note(step, outcome)
+            misuse += outcome.reason == "misuse"
+            total += 1
+        assert arena.check() == []
+        fresh |= {key_of(step) for step in program.steps} - keys
+    assert len(fresh) > 20 and caches == {True}
+    assert misuse < 0.6 * total
+
+
+def test_steps_leave_their_keys_behind_where_there_is_no_cache() -> None:
+    """A stretch of a program over a cache goes into one without: its requests are admitted as ever."""
+    cached = [generate(seed, "caching", 60, misuse=0.0) for seed in range(3)]
+    plain = [
+        program
+        for program in (generate(seed, "hostile", 60) for seed in range(12))
+        if not program.layout.config.prefix_cache
+    ]
+    spliced = 0
+    for seed in range(300):
+        program = mutate([*plain, *cached], seed)
+        if program.layout.config.prefix_cache:
+            continue
+        for step in program.steps:
+            operation = step.operation
+            if isinstance(operation, ops.Admit | ops.Release):
+                assert not operation.key
+            spliced += isinstance(operation, ops.Publish)
+    assert spliced > 20

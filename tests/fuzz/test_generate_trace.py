@@ -53,7 +53,7 @@ def run(program: Program) -> tuple[list[tuple[Operation, Outcome]], Arena]:
     return outcomes, arena
 
 
-@pytest.mark.parametrize("profile", ["serving", "hostile", "misuse", "mixed"])
+@pytest.mark.parametrize("profile", ["serving", "hostile", "misuse", "mixed", "caching"])
 def test_a_whole_trace_gives_its_outcomes_again(profile: str, tmp_path: Path) -> None:
     """Operation by operation: done or refused, for the same reason, with the same value; and the arena
     ends as it did. A fault put into one operation is seen."""
@@ -130,6 +130,40 @@ def test_a_part_of_a_trace_begins_in_a_like_state(profile: str, tmp_path: Path) 
         run(program)
     assert compared >= 5
     assert profile == "serving" or gates == {False, True}
+
+
+def test_a_part_of_a_trace_with_a_prefix_cache_begins_with_what_was_shared(tmp_path: Path) -> None:
+    """Requests come back with their tokens, keys and slots, and share what they shared."""
+    compared = shared = 0
+    for seed in range(14):
+        trace, _ = recorded(tmp_path, "caching", seed, 190)
+        expected = told(trace)
+        program = program_of_trace(trace, expected[120][0])
+        part = expected[120:]
+        assert [s.operation.kind for s in program.steps[-len(part) :]] == [o.kind for _, o, _ in part]
+        generator = Generator(seed, "caching")
+        real, names = generator.layout.arena(), Names()
+        for _ in range(120):
+            step = generator.next()
+            outcome = real.apply(names.resolve(step))
+            names.note(step, outcome)
+            generator.note(step, outcome)
+        begin = Program(program.layout, program.steps[: -len(part)])
+        outcomes, like = run(begin)
+        if not all(outcome.ok for _, outcome in outcomes):
+            continue  # its pages do not fit as they are made now
+        compared += 1
+        assert {n: each[:2] for n, each in requests(like).items()} == {
+            n: each[:2] for n, each in requests(real).items()
+        }
+        assert like.books.cache is not None and real.books.cache is not None
+        for number, sharing in real.books.cache.sharing.items():
+            mine = like.books.cache.sharing[number]
+            assert mine.key.tolist() == sharing.key.tolist()
+            shared += sharing.pages > 0
+            assert mine.pages >= sharing.pages
+        run(program)
+    assert compared >= 5 and shared >= 5
 
 
 def requests(arena: Arena) -> dict[int, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from bandscope.fuzz import nightly
 from bandscope.fuzz.campaign import Settings
 from bandscope.fuzz.faults import FAULTS
 from bandscope.fuzz.nightly import Night, Part, read_ledger, run_night
-from bandscope.fuzz.report import junit, page, write_reports
+from bandscope.fuzz.report import junit_of, page, write_reports
 
 # In every campaign of a few cases.
 FAULT = "second-window-not-freed"
@@ -45,7 +45,7 @@ def test_a_quiet_night(short: None, tmp_path: Path) -> None:
     """All parts run, nothing is found, and the ledger has a line for each."""
     night = run_night(tmp_path, 5, seed=3)
     assert [part.name for part in night.parts] == [
-        "canary", "corpus", "smoke", "faults", "exhaustive", "campaign",
+        "canary", "corpus", "smoke", "faults", "exhaustive", "caching", "campaign",
     ]  # fmt: skip
     assert night.verdict == "ok"
     lines = list(read_ledger(tmp_path))
@@ -66,7 +66,7 @@ def test_a_find_is_kept_and_met_again_the_next_night(short: None, tmp_path: Path
     third = run_night(tmp_path, 3, seed=3)
     assert third.verdict == "ok"
     assert files[0].name in third.parts[1].told["repaired"]
-    assert len(list(read_ledger(tmp_path))) == 18
+    assert len(list(read_ledger(tmp_path))) == 21
 
 
 def test_a_canary_that_lives_means_a_broken_harness(
@@ -89,7 +89,7 @@ def test_a_part_that_raises_does_not_end_the_night(
     monkeypatch.setattr(nightly, "_exhaustive", trip)
     night = run_night(tmp_path, 3, seed=3)
     assert night.parts[4].verdict == "broken" and "OSError: no room" in night.parts[4].finds[0]
-    assert night.parts[5].name == "campaign" and night.parts[5].verdict == "ok"
+    assert night.parts[6].name == "campaign" and night.parts[6].verdict == "ok"
 
 
 def made_up() -> Night:
@@ -103,8 +103,9 @@ def made_up() -> Night:
 
 def test_junit_tells_finds_from_a_broken_harness() -> None:
     """A failure and an error; what XML cannot hold is replaced."""
-    root = xml.fromstring(junit(made_up()).encode())
+    (root,) = xml.fromstring(junit_of(made_up()).encode())
     assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("3", "1", "1")
+    assert root.get("timestamp") == "2026-01-02T03:04:05"
     cases = {case.get("name"): [child.tag for child in case] for case in root}
     assert cases == {"canary": [], "campaign": ["failure"], "exhaustive": ["error"]}
     assert "<moved> & lost?" in str(root[1][0].get("message"))

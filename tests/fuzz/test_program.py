@@ -36,12 +36,20 @@ STEPS = (
     Step(ops.Compact(urgent=True, max_moves=3)),
     Step(ops.SetGate(True)),
     Step(ops.Release(1, "aborted")),
+    Step(ops.Admit(2, key=(0, -5, 1 << 62), limit_tokens=0)),
+    Step(ops.Publish(2)),
+    Step(ops.Publish(2, (1,))),
+    Step(ops.Checkpoint(2, (1, 2))),
+    Step(ops.Evict((0, 1, 2))),
+    Step(ops.Release(2, publish=True, key=(3,))),
 )
 
 
 def test_a_file_gives_back_every_kind_of_step(tmp_path: Path) -> None:
     """Policies, names, tuples and defaults survive; what is written beside it comes back too."""
-    config = ArenaConfig(max_moves=2, hand_out="poison")
+    config = ArenaConfig(
+        max_moves=2, hand_out="poison", prefix_cache=True, evict="joint_lru", checkpoint_grid_tokens=8
+    )
     layout = Layout(LAYOUT.bands, 4, 65536, config)
     program = Program(layout, STEPS, "pct:5:d=3:k=200", 9, "hostile")
     path = tmp_path / "p.program.json"
@@ -49,7 +57,7 @@ def test_a_file_gives_back_every_kind_of_step(tmp_path: Path) -> None:
     read, data = read_program(path)
     assert read == program and data["signature"] == "x/y"
     assert {type(step.operation) for step in STEPS} == set(map(type, map(_operation, STEPS)))
-    assert len({step.operation.kind for step in STEPS}) == 12  # every operation there is
+    assert len({step.operation.kind for step in STEPS}) == 15  # every operation there is
 
 
 def _operation(step: Step) -> ops.Operation:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bandscope.fuzz.workload.run import Run, RunConfig
+from bandscope.fuzz.workload.run import Run
+from bandscope.fuzz.workload.run_config import RunConfig
 from bandscope.fuzz.workload.scheduler import PROMPT_REFUSED
 
 PAIRS = [

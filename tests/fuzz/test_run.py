@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.device.cpu import CpuDevice
 from bandscope.allocator.device.none import NoDevice
@@ -20,10 +21,12 @@ from bandscope.allocator.errors import (
     UnsupportedModelError,
     WorkloadError,
 )
+from bandscope.allocator.operations import DONE
 from bandscope.allocator.plan import plan_from_sizes
 from bandscope.fuzz.workload import series as series_module
 from bandscope.fuzz.workload.results import Results, percentiles
-from bandscope.fuzz.workload.run import DEFAULT_ARENA_BYTES, Run, RunConfig
+from bandscope.fuzz.workload.run import Run
+from bandscope.fuzz.workload.run_config import DEFAULT_ARENA_BYTES, RunConfig
 from bandscope.fuzz.workload.series import Series
 
 TINY = {
@@ -104,7 +107,8 @@ def test_the_report_is_plain_data_and_complete(tiny_model: str) -> None:
     data = run.to_json()
     assert json.loads(json.dumps(data, allow_nan=False)) == json.loads(json.dumps(data))
     assert list(data) == [
-        "schema", "config", "device", "verify", "arena_bytes", "sink_bytes", "plan", "workload",
+        "schema", "config", "device", "verify", "arena_bytes", "sink_bytes", "plan", "sizing",
+        "max_running", "prefix_cache", "workload",
         "results", "bands", "counters", "largest_gap_bytes_min", "series", "checks", "content",
         "baselines", "wall_seconds", "steps_per_second", "digest",
         "recording",
@@ -120,7 +124,7 @@ def test_the_report_is_plain_data_and_complete(tiny_model: str) -> None:
     assert data["workload"]["name"] == SMALL
     assert data["workload"]["report"]["requests_yielded"] == 15
     assert data["results"]["finished"] == 15
-    names = {field.name for field in fields(Results)}
+    names = {field.name for field in fields(Results)} | {"hit_rate"}
     assert set(data["results"]) == names
     assert data["bands"][0]["name"] == "mamba"
     assert data["counters"]["operations"]["Launch"] == data["results"]["steps"]
@@ -207,9 +211,9 @@ def test_progress_is_called_after_every_step_and_a_stop_is_honoured() -> None:
 def test_a_leak_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages held when nothing runs are reported as a leak, by name and count."""
     run = Run(config_of(requests=3))
-    original = run.arena.release
+    original = run.arena.apply
     monkeypatch.setattr(
-        run.arena, "release", lambda request, why: original(request, why) if request else None
+        run.arena, "apply", lambda op: DONE if op == ops.Release(0, "finished") else original(op)
     )
     run.serve()
     assert run.failures == 1

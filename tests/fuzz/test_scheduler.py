@@ -62,6 +62,10 @@ class Spy(events.EffectObserver):
         if isinstance(event, events.PageMove):
             self.moves += event.sources.size
 
+    def entering(self, request: int, key: object, tokens: int) -> None:
+        """Forward: nothing is cached here, so everybody starts with nothing."""
+        assert key is None and tokens == 0
+
     def run(self, ticket: int, spans: list[tuple[int, int, int]]) -> None:
         """Forward: each request goes on exactly where it stopped."""
         numbers = [number for number, _, _ in spans]

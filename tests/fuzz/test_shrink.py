@@ -12,6 +12,7 @@ from bandscope.allocator.arena import ArenaConfig
 from bandscope.fuzz.execution import Find
 from bandscope.fuzz.program import Layout, Program, Step
 from bandscope.fuzz.shrink import shrink
+from bandscope.fuzz.shrink_steps import in_pages_of_one
 
 LAYOUT = Layout(
     (("mamba", 2048), ("window_8", 512), ("full", 1024)), 4, 1 << 20, ArenaConfig(max_moves=7)
@@ -155,3 +156,118 @@ def test_an_interrupted_shrink_goes_on(stop: int) -> None:
     rest = shrink(again, broke, run=run)
     assert len(rest.program.steps) == len(whole.program.steps) == 3
     assert shrink(program, find, run=run).program == whole.program  # deterministic
+
+
+CACHED = Layout(
+    (("mamba", 2048), ("window_9", 512), ("full", 1024)), 4, 1 << 20,
+    ArenaConfig(max_moves=7, prefix_cache=True, evict="joint_lru", checkpoint_grid_tokens=12),
+)  # fmt: skip
+
+
+def shared_twice(steps: list[Step]) -> bool:
+    """A publication, then an admission under a key that begins as the published one does."""
+    last = steps[-1].operation
+    if not isinstance(last, ops.Admit) or not last.key:
+        return False
+    keys = {
+        step.operation.request: step.operation.key
+        for step in steps
+        if isinstance(step.operation, ops.Admit)
+    }
+    return any(
+        isinstance(step.operation, ops.Publish)
+        and keys.get(step.operation.request, ())[:1] == last.key[:1]
+        for step in steps[:-1]
+    )
+
+
+def test_keys_are_shortened_together() -> None:
+    """What must agree goes on to agree: one page of a key, of the smallest letter, is left; limits,
+    publications of a release and checkpoints are not. The cache stays where it is needed."""
+    steps = noise(2, 60)
+    steps[10:10] = [
+        Step(ops.Admit(7, 2, (1, 0, 1, 1, 0, 1), 8)),
+        Step(ops.Checkpoint(7, (1, 1))),
+        Step(ops.Publish(7, (0, 1))),
+    ]
+    steps.append(Step(ops.Evict((1, 2, 3))))
+    steps.append(Step(ops.Admit(8, 1, (1, 0, 1, 0), 4)))
+    program = Program(CACHED, tuple(steps), "latest")
+
+    def breaks(program: Program) -> Find | None:
+        return first(program, shared_twice) if program.layout.config.prefix_cache else None
+
+    find = breaks(program)
+    assert find is not None
+    shrunk = shrink(program, find, run=breaks).program
+    assert [step.operation for step in shrunk.steps] == [
+        ops.Admit(0, 0, (0,)), ops.Publish(0), ops.Admit(1, 0, (0,)),
+    ]  # fmt: skip
+    config = shrunk.layout.config
+    assert config == ArenaConfig(prefix_cache=True, checkpoint_grid_tokens=config.checkpoint_grid_tokens)
+    assert len(shrunk.layout.bands) == 2 and shrunk.layout.page_size == 1
+    shrunk.layout.plan()
+
+
+def test_releases_and_evictions_are_made_smaller() -> None:
+    """A release without what it published, for the plain reason; an eviction of as little as breaks."""
+
+    def breaks(program: Program) -> Find | None:
+        for at, step in enumerate(program.steps):
+            operation = step.operation
+            if isinstance(operation, ops.Evict) and sum(operation.pages) >= 2 and any(
+                isinstance(before.operation, ops.Release) for before in program.steps[:at]
+            ):
+                return Find("made up", "Evict", at, "it broke")
+        return None
+
+    steps = (
+        Step(ops.Admit(5, 1, (0, 1))),
+        Step(ops.Release(5, "retracted", True, (1, 0))),
+        Step(ops.Evict((0, 9, 4))),
+    )
+    program = Program(CACHED, steps)
+    find = breaks(program)
+    assert find is not None
+    shrunk = shrink(program, find, run=breaks).program
+    assert shrunk.steps[0].operation == ops.Release(0)
+    assert sum(shrunk.steps[1].operation.pages) == 2  # type: ignore[attr-defined]
+
+
+def test_a_page_of_one_token_keeps_what_is_shared() -> None:
+    """Lengths, limits, grid and windows shrink with the page, keys stay one a page."""
+    steps = (
+        Step(ops.Admit(0, 1, (0, 1, 1), 9)),
+        Step(ops.Extend(0, 12)),
+        Step(ops.Lease(0, "window_9", 0, 1)),
+    )
+    small = in_pages_of_one(Program(CACHED, steps))
+    assert small.layout.page_size == 1 and small.layout.config.checkpoint_grid_tokens == 3
+    assert [name for name, _ in small.layout.bands] == ["mamba", "window_3", "full"]
+    assert [step.operation for step in small.steps] == [
+        ops.Admit(0, 1, (0, 1, 1), 2), ops.Extend(0, 3), ops.Lease(0, "window_3", 0, 1),
+    ]  # fmt: skip
+
+
+def test_an_eviction_is_asked_for_instead_of_made_by_a_full_arena() -> None:
+    """What only filled the arena is left out then."""
+
+    def breaks(program: Program) -> Find | None:
+        published = filled = 0
+        for at, step in enumerate(program.steps):
+            operation = step.operation
+            published += isinstance(operation, ops.Publish)
+            filled += isinstance(operation, ops.Extend)
+            if published and (
+                isinstance(operation, ops.Evict) or (isinstance(operation, ops.Reserve) and filled > 9)
+            ):
+                return Find("made up", operation.kind, at, "it broke")
+        return None
+
+    steps = [Step(ops.Admit(0, 1, (0, 1))), Step(ops.Publish(0))]
+    steps += [Step(ops.Extend(0, 4)) for _ in range(10)]
+    program = Program(CACHED, (*steps, Step(ops.Reserve((0, 1, 1)))))
+    find = breaks(program)
+    assert find is not None
+    shrunk = shrink(program, find, run=breaks).program
+    assert [step.operation.kind for step in shrunk.steps] == ["Publish", "Evict"]

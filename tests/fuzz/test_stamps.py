@@ -18,7 +18,8 @@ from bandscope.allocator.layout import row_view
 from bandscope.allocator.plan import plan_storage
 from bandscope.fuzz.workload.memory import ArenaMemory
 from bandscope.fuzz.workload.request import Request
-from bandscope.fuzz.workload.run import Run, RunConfig
+from bandscope.fuzz.workload.run import Run
+from bandscope.fuzz.workload.run_config import RunConfig
 from bandscope.fuzz.workload.scheduler import Scheduler, SchedulerConfig
 from bandscope.fuzz.workload.stamps import MISMATCHES_KEPT, StampForward
 

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 
@@ -208,3 +209,40 @@ def test_samples_are_as_long_as_the_real_requests(profile: str) -> None:
         for quantile, error in ((50, 1.15), (90, 1.45), (99, 1.35)):
             ratio = float(np.percentile(lengths, quantile)) / stats[published][f"p{quantile}"]
             assert 1 / error < ratio < error, (name, quantile, ratio)
+
+
+def test_prompts_that_share_begin_with_one_of_a_few_texts() -> None:
+    """Long ones with one of two, short ones with one of eight, the first text most often; what follows
+    is a request's own. Lengths are those of the profile without, and the texts on top."""
+    options = parse_options("shift-shared,requests=400,rate=20,phase_seconds=2")
+    requests = list(generate(options, seed=3))
+    begins: Counter[tuple[int, ...]] = Counter()
+    own: set[int] = set()
+    for request in requests:
+        assert request.block_tokens == 64 and request.prefix_blocks is not None
+        blocks = np.asarray(request.prefix_blocks).tolist()
+        assert len(blocks) == -(-request.prompt_tokens // 64)
+        tokens = 2048 if blocks[0] >= 2048 << 20 else 1024
+        assert request.prompt_tokens > tokens
+        begins[tuple(blocks[: tokens // 64])] += 1
+        rest = blocks[tokens // 64 :]
+        assert len(set(rest)) == len(rest) and not own & set(rest)
+        own |= set(rest)
+    by_length = Counter(len(begin) for begin in begins)
+    assert by_length == {32: 2, 16: 8}
+    assert max(begins.values()) > 2 * min(begins.values())
+    assert not {block for begin in begins for block in begin} & own
+    assert list(generate(options, seed=3)) == requests != list(generate(options, seed=4))
+
+
+def test_a_limit_cuts_shared_prompts_too() -> None:
+    options = parse_options("profile=shift-shared,requests=50,max_prompt_tokens=1500")
+    for request in generate(options):
+        assert request.prompt_tokens <= 1500
+        assert len(np.asarray(request.prefix_blocks)) == -(-request.prompt_tokens // 64)
+
+
+def test_a_profile_may_be_named_alone() -> None:
+    assert parse_options("chat") == parse_options("profile=chat")
+    with pytest.raises(WorkloadError, match="given twice"):
+        parse_options("chat,profile=code")

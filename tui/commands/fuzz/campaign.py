@@ -31,7 +31,7 @@ def fuzz(
         str, typer.Option(help="A whole number, or commit: the revision that is checked out.")
     ] = "0",
     profile: Annotated[
-        str, typer.Option(help="serving, hostile, misuse or mixed: which programs.")
+        str, typer.Option(help="serving, hostile, misuse, mixed, caching: which programs.")
     ] = "mixed",
     workers: Annotated[int, typer.Option(help="Processes.")] = 1,
     device: Annotated[
