@@ -39,16 +39,18 @@ def shortage_when_empty(plan: StoragePlan, total_bytes: int, rows: np.ndarray) -
 
 def shortage(books: Books, rows: np.ndarray) -> np.ndarray:
     """Bytes that an arena is short of for `rows` on top of what it holds now, pins and the gate
-    included; ≤ 0 where the row fits. A row may be negative where pages will have been freed by then,
-    down to minus what is live."""
+    included; ≤ 0 where the row fits. Cached pages that no lease holds are not in the way, as in
+    `Books.serves`. A row may be negative where pages will have been freed by then, down to minus what
+    is live and held."""
     chain = books.chain
+    may_go = [0] * len(chain.bands) if books.cache is None else books.cache.tree.evictable
     top = np.full(rows.shape[0], chain.sink_bytes, np.int64)
     blocked = np.zeros(rows.shape[0], bool)
     for index, (band, want) in enumerate(
         zip(chain.bands, books.held([0] * len(chain.bands)), strict=True)
     ):
         size = band.page_bytes
-        pages = rows[:, index] + want.pages
+        pages = rows[:, index] + (want.pages - may_go[index])
         first = -(-top // size)
         stop = first + pages
         if want.fixed is None:

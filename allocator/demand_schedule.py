@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bandscope.allocator.demand import DemandModel, Shortage
+from bandscope.allocator.demand_chunks import cut, cut_one_by_one, distinct
 
 #: (step, request) pairs for which exact pages are computed to settle one question. Past it the bound
 #: decides, which is at most a page per request and band above the truth. A request alone is always
@@ -33,6 +34,14 @@ class Schedule:
     request has at its declared maximum. `chunk_limits`: requests that must be prefilled in smaller
     chunks than `chunk_tokens`, the tokens that one step prefills in all; while such a one is
     prefilled, the step is its own. The last `entering` of them hold nothing yet, not even state.
+    `grid_tokens`: where chunks but a request's last end (0: anywhere); `forks`: after how many tokens of
+    a request one has to end (0: nowhere in particular).
+
+    With a prefix cache requests share pages, and what one of them holds may be there already.
+    `shared` (by request, 0 at first): leading pages of full attention that a request which ends later
+    holds too; what the set holds in a step is at most the sum of what each holds less these, for those
+    that have not ended. `held` (per band, None: what the model says): what is held before step 1, each
+    page counted once.
     """
 
     def __init__(
@@ -45,19 +54,33 @@ class Schedule:
         chunk_limits: Sequence[int] | np.ndarray | None = None,
         *,
         entering: int = 0,
+        grid_tokens: int = 0,
+        forks: Sequence[int] | np.ndarray | None = None,
     ) -> None:
         self.model = model
+        self.shared: np.ndarray | None = None
+        self.held: np.ndarray | None = None
+        self._shared_sums: np.ndarray | None = None
         self._entering = entering
         self.computed = np.asarray(computed, np.int64)
         prompt, goal = np.asarray(prompt, np.int64), np.asarray(goal, np.int64)
         self.goal = goal
         rest = np.maximum(0, prompt - self.computed)
         due = np.flatnonzero(rest)
-        if chunk_limits is None or (np.asarray(chunk_limits)[due] >= chunk_tokens).all():
-            owner, step, begin, end = _cut(rest[due], chunk_tokens)
+        whole = chunk_limits is None or (np.asarray(chunk_limits)[due] >= chunk_tokens).all()
+        to_fork = np.zeros(due.size, np.int64)
+        if forks is not None:
+            to_fork = np.asarray(forks, np.int64)[due] - self.computed[due]
+        if whole and not grid_tokens and not (to_fork > 0).any():
+            owner, step, begin, end = cut(rest[due], chunk_tokens)
         else:
-            owner, step, begin, end = _cut_limited(
-                rest[due].tolist(), chunk_tokens, np.asarray(chunk_limits)[due].tolist()
+            limits = np.full(goal.size, chunk_tokens) if chunk_limits is None else chunk_limits
+            owner, step, begin, end = cut_one_by_one(
+                rest[due].tolist(),
+                chunk_tokens,
+                np.asarray(limits)[due].tolist(),
+                max(1, grid_tokens),
+                to_fork.tolist(),
             )
         #: Prefill chunks: the request, the step, and the tokens it makes room for.
         self.chunk_request = due[owner]
@@ -85,6 +108,8 @@ class Schedule:
 
     def held_now(self) -> np.ndarray:
         """Pages per band that the requests hold before step 1, windows trimmed."""
+        if self.held is not None:
+            return self.held
         inside = self.computed[: self.computed.size - self._entering]
         held: np.ndarray = self.model.held(inside).sum(axis=0)
         return held
@@ -97,6 +122,7 @@ class Schedule:
         rows: np.ndarray = (pages * decoding[:, :, None]).sum(axis=1)
         self._add_chunks(steps, rows)
         self._set_state(steps, rows)
+        self._share(steps, rows)
         return rows
 
     def crests(self) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +131,7 @@ class Schedule:
         model, page = self.model, self.model.plan.page_size
         look_ahead = model.look_ahead_tokens
         ends = self.last[self.last > self.prefill_steps]
-        steps = np.concatenate([np.arange(1, self.prefill_steps + 1), _distinct(ends)])
+        steps = np.concatenate([np.arange(1, self.prefill_steps + 1), distinct(ends)])
         rows = np.zeros((steps.size, len(model.plan.bands)), np.int64)
         # What grows holds ⌈(offset + t + look-ahead) / page⌉ pages: a part of its own, ⌊t / page⌋, and
         # at most one page more where the remainders add up to a page.
@@ -124,6 +150,7 @@ class Schedule:
             rows[:, index] += total + count * shared
         self._add_chunks(steps, rows)
         self._set_state(steps, rows)
+        self._share(steps, rows)
         return steps, rows
 
     def peak(self) -> np.ndarray:
@@ -187,6 +214,22 @@ class Schedule:
                 gone = np.searchsorted(self._last_in_order, steps, side="left")
                 rows[:, index] = (self.goal.size - gone) * self.model.state_slots
 
+    def _share(self, steps: np.ndarray, rows: np.ndarray) -> None:
+        """Take off what those that have not ended before a step share with later ones."""
+        if self.shared is None or not self.shared.any():
+            return
+        if self._shared_sums is None:
+            order = np.argsort(self.last)
+            self._shared_sums = np.zeros(order.size + 1, np.int64)
+            np.cumsum(self.shared[order], out=self._shared_sums[1:])
+        ended = np.searchsorted(self._last_in_order, steps, side="left")
+        left = self._shared_sums[-1] - self._shared_sums[ended]
+        for index, (band, reach) in enumerate(
+            zip(self.model.plan.bands, self.model.reaches, strict=True)
+        ):
+            if band.kind != "state" and reach is None:
+                rows[:, index] -= left
+
 
 def _in_interval(
     first: np.ndarray, last: np.ndarray, steps: np.ndarray, values: np.ndarray | None = None
@@ -203,43 +246,3 @@ def _in_interval(
     np.cumsum(values[real][begin], out=sums[0, 1:])
     np.cumsum(values[real][end], out=sums[1, 1:])
     return count, sums[0, begun] - sums[1, ended]
-
-
-def _distinct(values: np.ndarray) -> np.ndarray:
-    """Ascending, each once (`np.unique` takes longer for so few)."""
-    ordered = np.sort(values)
-    fresh = np.ones(ordered.size, bool)
-    fresh[1:] = ordered[1:] != ordered[:-1]
-    return ordered[fresh]
-
-
-_Cut = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
-
-def _cut(rest: np.ndarray, chunk_tokens: int) -> _Cut:
-    """Chunks (request, step, begin, end within its rest) of requests served first come first served
-    from a budget per step."""
-    ends = np.cumsum(rest)
-    total = int(ends[-1]) if ends.size else 0
-    cuts = _distinct(np.concatenate([ends, np.arange(chunk_tokens, total, chunk_tokens)]))
-    owner = np.searchsorted(ends, cuts, side="left")
-    base = (ends - rest)[owner]
-    begin = np.concatenate([[0], cuts])[:-1]
-    return owner, -(-cuts // chunk_tokens), begin - base, cuts - base
-
-
-def _cut_limited(rest: list[int], chunk_tokens: int, limits: list[int]) -> _Cut:
-    """`_cut` when some requests take smaller chunks, in steps of their own."""
-    pieces: list[tuple[int, int, int, int]] = []
-    step, budget = 1, chunk_tokens
-    for request, (tokens, limit) in enumerate(zip(rest, limits, strict=True)):
-        done = 0
-        while done < tokens:
-            if not budget or (limit < chunk_tokens and budget < chunk_tokens):
-                step, budget = step + 1, chunk_tokens
-            size = min(budget, limit, tokens - done)
-            pieces.append((request, step, done, done + size))
-            done += size
-            budget = budget - size if limit >= chunk_tokens else 0
-    owner, when, begin, end = np.array(pieces, np.int64).reshape(-1, 4).T
-    return owner, when, begin, end

@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from bandscope.allocator.operations import Operation, Outcome
-from bandscope.fuzz.workload.run import Run, RunConfig
+from bandscope.fuzz.workload.run import Run
+from bandscope.fuzz.workload.run_config import RunConfig
 from bandscope.inspect.recorder import Recorder
 
 FOLLOW = """

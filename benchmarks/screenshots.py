@@ -20,13 +20,13 @@ from bandscope.tui.top.source import TraceSource
 
 RUN = [
     "run", "--model", "inkling", "--device", "none", "--arena-bytes", "40GiB", "--seed", "3",
-    "--workload", "synthetic:requests=400,rate=20", "--compact-pressure", "0.02",
+    "--workload", "synthetic:shift-shared,requests=400", "--prefix-cache",
 ]  # fmt: skip
 # Name, theme, size of the terminal, keys. The trace is looked at in the middle of the run.
 PICTURES: list[tuple[str, str, tuple[int, int], Sequence[str]]] = [
-    ("top-map", "dark", (120, 40), ()),
+    ("top-cache", "dark", (132, 36), ("2",)),
     ("top-tickets", "light", (120, 30), ("3",)),
-    ("top-page", "dark", (100, 30), ("6",)),
+    ("top-page", "dark", (100, 28), ("o", "o", "6")),
 ]
 
 
@@ -43,6 +43,9 @@ async def picture(trace: Path, theme: str, size: tuple[int, int], keys: Sequence
         for key in keys:
             await pilot.press(key)
         await pilot.pause()
+        while source.busy:  # what was asked for is looked for at every tick of the clock
+            await pilot.pause(0.1)
+        await pilot.pause(1)
         made = app.export_screenshot(title="bandscope top")
     # Textual numbers the names in a picture by its content; a fixed name keeps differences small.
     return re.sub(r"terminal-\d+", "terminal", made)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import json
-import xml.etree.ElementTree as xml
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bandscope.fuzz.junit import Case, junit
 from bandscope.fuzz.nightly import BROKEN, FOUND, Night, Part
 
 _STYLE = """
@@ -28,7 +28,7 @@ def write_reports(out: Path, night: Night, ledger: Iterable[dict[str, Any]] = ()
     files = {
         "report.json": json.dumps(night.to_json(), indent=1) + "\n",
         "report.html": page(night, list(ledger)),
-        "junit.xml": junit(night),
+        "junit.xml": junit_of(night),
     }
     for name, text in files.items():
         draft = out / f"{name}.new"
@@ -36,33 +36,17 @@ def write_reports(out: Path, night: Night, ledger: Iterable[dict[str, Any]] = ()
         draft.replace(out / name)
 
 
-def junit(night: Night) -> str:
+def junit_of(night: Night) -> str:
     """One test case a part: a find is a failure, a part that could not do its work an error."""
-    suite = xml.Element(
-        "testsuite",
-        name="bandscope fuzz --nightly",
-        tests=str(len(night.parts)),
-        failures=str(sum(part.verdict == FOUND for part in night.parts)),
-        errors=str(sum(part.verdict == BROKEN for part in night.parts)),
-        time=f"{sum(part.seconds for part in night.parts):.3f}",
-        timestamp=night.started.rstrip("Z"),
-    )
-    for part in night.parts:
-        case = xml.SubElement(
-            suite, "testcase", classname="bandscope.fuzz", name=part.name,
-            time=f"{part.seconds:.3f}",
-        )  # fmt: skip
-        if part.verdict in (FOUND, BROKEN):
-            kind = "failure" if part.verdict == FOUND else "error"
-            told = xml.SubElement(case, kind, message=_printable(part.finds[0]))
-            told.text = _printable("\n".join(part.finds))
-    xml.indent(suite)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + xml.tostring(suite, encoding="unicode") + "\n"
-
-
-def _printable(text: str) -> str:
-    # XML has no way to write most control characters.
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+    cases = [
+        Case(
+            "bandscope.fuzz", part.name, part.seconds,
+            "failure" if part.verdict == FOUND else "error" if part.verdict == BROKEN else "passed",
+            part.finds, part.verdict,
+        )
+        for part in night.parts
+    ]  # fmt: skip
+    return junit("bandscope fuzz --nightly", cases, night.started)
 
 
 def page(night: Night, ledger: list[dict[str, Any]]) -> str:

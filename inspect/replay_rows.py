@@ -9,16 +9,15 @@ from __future__ import annotations
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.operations import Operation, Outcome
 from bandscope.inspect import format as form
+from bandscope.inspect.effect_writer import EffectWriter
 from bandscope.inspect.format import Kind
-from bandscope.inspect.recorder import Recorder
 from bandscope.inspect.replay_steps import Row, Texts
 
 _OUTCOME = int(Kind.OUTCOME)
 
 
-class RowObserver(Recorder):
-    """An observer that keeps `rows` and `payloads` of the operation that is tried. It writes no file:
-    of a recorder it has the encoders only."""
+class RowObserver(EffectWriter):
+    """An observer that keeps `rows` and `payloads` of the operation that is tried."""
 
     def __init__(self, arena: Arena, texts: Texts) -> None:
         self.arena = arena

@@ -75,10 +75,11 @@ def _requests_table(data: dict[str, Any]) -> RenderableType:
     table.add_column(style="dim")
     table.add_column()
     aborted = sum(results["aborts"].values())
+    preempted = f" ({results['preemptions']:,} for priority)" if results["preemptions"] else ""
     table.add_row(
         "requests",
         f"{results['finished']:,} finished of {results['arrived']:,} arrived; "
-        f"{results['admissions']:,} admissions, {results['retractions']:,} retractions, "
+        f"{results['admissions']:,} admissions, {results['retractions']:,} retractions{preempted}, "
         f"{aborted:,} refused, {results['clipped_outputs']:,} outputs clipped",
     )
     for reason, count in results["aborts"].items():
@@ -107,6 +108,10 @@ def _requests_table(data: dict[str, Any]) -> RenderableType:
         f"mean {spell_share(results['used_bytes_mean'], data['arena_bytes'])}, peak "
         f"{spell_share(results['used_bytes_peak'], data['arena_bytes'])}",
     )
+    if data["prefix_cache"] is not None:
+        table.add_row("prefix cache", _cache_line(data))
+    if data["sizing"] is not None:
+        table.add_row("sizing", _sizing_line(data))
     first_token, finished = results["first_token_seconds"], results["finished_seconds"]
     table.add_row(
         "virtual clock",
@@ -121,6 +126,35 @@ def _requests_table(data: dict[str, Any]) -> RenderableType:
         + (f", {rate:,.0f} steps/s" if rate else ""),
     )
     return table
+
+
+def _cache_line(data: dict[str, Any]) -> str:
+    results, cache = data["results"], data["prefix_cache"]
+    line = (
+        f"{results['hit_rate']:.1%} of the prompts' tokens were there ({results['matched_tokens']:,} "
+        f"of {results['prompt_tokens']:,}); {cache['evict']}; holds "
+        f"{spell_bytes(cache['cached_bytes'])} now"
+    )
+    if results["restored_tokens"]:
+        line += f"; {results['restored_tokens']:,} tokens found again after a retraction"
+    if cache["checkpoint_grid_tokens"]:
+        line += (
+            f"; {results['checkpoints']:,} checkpoints on a grid of "
+            f"{cache['checkpoint_grid_tokens']:,} tokens, {results['checkpoint_stalls']:,} stalled"
+        )
+    return line
+
+
+def _sizing_line(data: dict[str, Any]) -> str:
+    sizing = data["sizing"]
+    tokens = ", ".join(
+        f"{count:,} {'slots' if name == 'mamba' else 'tokens'} of {name}"
+        for name, count in sizing["tokens"].items()
+    )
+    return (
+        f"targets {tokens}; up to {data['max_running']:,} requests at once (sheet: "
+        f"{sizing['concurrency']:,}, bounded by {sizing['bounded_by']})"
+    )
 
 
 def _bands_table(run: Run, data: dict[str, Any]) -> RenderableType:
@@ -170,6 +204,7 @@ def _baseline_table(data: dict[str, Any]) -> RenderableType:
             "refused": spell_count(sum(results["aborts"].values())),
             "outputs clipped": spell_count(results["clipped_outputs"]),
             "retractions": spell_count(results["retractions"]),
+            **({"prefix hit rate": f"{results['hit_rate']:.1%}"} if data["prefix_cache"] else {}),
             "concurrency, mean": f"{results['concurrency_mean']:.1f}",
             "concurrency, peak": spell_count(results["concurrency_peak"]),
             "bytes used, mean": spell_share(results["used_bytes_mean"], data["arena_bytes"]),

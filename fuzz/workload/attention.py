@@ -110,6 +110,9 @@ class AttentionForward:
 
     # --- the scheduler's forward ------------------------------------------------------------------
 
+    def entering(self, request: int, key: np.ndarray | None, tokens: int) -> None:
+        """Content is the request's own here: `Run` refuses this check with a prefix cache."""
+
     def run(self, ticket: int, spans: list[Span]) -> None:
         """Write the rows of the spans in every chosen layer, step the states, attend; compare."""
         device = self.arena.device

@@ -15,6 +15,7 @@ import numpy as np
 from bandscope.allocator.demand import peak_demand
 from bandscope.allocator.plan import StoragePlan
 from bandscope.fuzz.workload.memory import PoolMemory
+from bandscope.fuzz.workload.pool_cache import CachedPoolMemory
 from bandscope.fuzz.workload.request import Request
 from bandscope.fuzz.workload.results import Results
 from bandscope.fuzz.workload.scheduler import Scheduler, SchedulerConfig
@@ -26,6 +27,14 @@ BAD_RATIOS = (2.0, 4.0)
 _SEARCH_FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 4.0)
 _REFINE_FACTORS = (0.85, 1.18)
 SEARCH_REQUESTS_MAX = 1000
+
+
+@dataclass(frozen=True)
+class CacheRules:
+    """The prefix cache that pools get too: which pages go first, and tokens between checkpoints."""
+
+    evict: str
+    grid_tokens: int
 
 
 @dataclass(frozen=True)
@@ -76,15 +85,16 @@ def run_baselines(
     config: SchedulerConfig,
     progress: Callable[[str], None],
     should_stop: Callable[[], bool] = lambda: False,
+    cache: CacheRules | None = None,
 ) -> list[Baseline]:
     """The bad, the default and the best split found. `requests(limit)` starts the trace afresh.
 
     The search judges splits on the first `SEARCH_REQUESTS_MAX` requests; the split it chooses is
-    then run on all of them.
+    then run on all of them. With `cache` every split has a prefix cache by the same rules as the arena.
     """
 
     def serve(shares: tuple[float, ...], limit: int | None = None) -> Results:
-        memory = PoolMemory(plan, total_bytes, shares)
+        memory = _pools(plan, total_bytes, shares, cache)
         scheduler = Scheduler(memory, config, should_stop=should_stop)
         return scheduler.run(requests(limit))
 
@@ -108,6 +118,16 @@ def run_baselines(
         shares, results = min(candidates, key=lambda pair: _cost(pair[1]))
         found.append(Baseline("best split", shares, results))
     return found
+
+
+def _pools(
+    plan: StoragePlan, total_bytes: int, shares: tuple[float, ...], cache: CacheRules | None
+) -> PoolMemory:
+    if cache is None:
+        return PoolMemory(plan, total_bytes, shares)
+    return CachedPoolMemory(
+        plan, total_bytes, shares, evict=cache.evict, grid_tokens=cache.grid_tokens
+    )
 
 
 def _cost(results: Results) -> tuple[int, float]:

@@ -33,6 +33,9 @@ class Request:
     None, with `block_tokens` 0, when the trace says nothing of contents.
 
     `client` names who sent it (a conversation, a session), where the trace says so.
+
+    `priority`: requests of a higher number are admitted first and may make lower ones give way. No
+    trace says it; `priority.py` gives it by a rule.
     """
 
     index: int
@@ -42,8 +45,9 @@ class Request:
     prefix_blocks: tuple[int, ...] | BlockIds | None = None
     block_tokens: int = 0
     client: str | None = None
+    priority: int = 0
 
-    def _scalars(self) -> tuple[int, float, int, int, int, str | None]:
+    def _scalars(self) -> tuple[int, float, int, int, int, str | None, int]:
         return (
             self.index,
             self.arrival_seconds,
@@ -51,6 +55,7 @@ class Request:
             self.output_tokens,
             self.block_tokens,
             self.client,
+            self.priority,
         )
 
     # Written out, because the generated comparison cannot compare arrays.

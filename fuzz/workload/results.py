@@ -17,10 +17,18 @@ class Results:
     admissions: int = 0
     finished: int = 0
     retractions: int = 0
+    preemptions: int = 0
     clipped_outputs: int = 0
     admission_waits: int = 0
     idle_times: int = 0
     steps: int = 0
+    #: Prompts of requests when they were first admitted, and what the prefix cache had of them.
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+    #: What the cache had of requests that were admitted again after a retraction.
+    restored_tokens: int = 0
+    checkpoints: int = 0
+    checkpoint_stalls: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     generated_tokens: int = 0
@@ -52,6 +60,19 @@ class Results:
         self.used_bytes_peak = max(self.used_bytes_peak, used_bytes)
         self.used_bytes_mean += (used_bytes - self.used_bytes_mean) * share
 
+    def enter(self, prompt_tokens: int, matched_tokens: int, *, restarted: bool) -> None:
+        """A request was admitted, and the prefix cache had so much of it."""
+        if restarted:
+            self.restored_tokens += matched_tokens
+        else:
+            self.prompt_tokens += prompt_tokens
+            self.matched_tokens += matched_tokens
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of the prompts' tokens that the prefix cache had."""
+        return self.matched_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
     def abort(self, request: int, reason: str, detail: str) -> None:
         """A request was refused for good. The first ones are kept, and the first of each reason."""
         self.aborts[reason] += 1
@@ -63,14 +84,16 @@ class Results:
         plain = {
             name: getattr(self, name)
             for name in (
-                "arrived", "admissions", "finished", "retractions", "clipped_outputs",
-                "admission_waits", "idle_times", "steps", "prefill_tokens", "decode_tokens",
+                "arrived", "admissions", "finished", "retractions", "preemptions", "clipped_outputs",
+                "admission_waits", "idle_times", "steps", "prompt_tokens", "matched_tokens",
+                "restored_tokens", "checkpoints", "checkpoint_stalls", "prefill_tokens", "decode_tokens",
                 "generated_tokens", "clock_seconds", "busy_seconds", "concurrency_peak",
                 "concurrency_mean", "used_bytes_peak", "used_bytes_mean", "stopped_early",
             )
         }  # fmt: skip
         return {
             **plain,
+            "hit_rate": self.hit_rate,
             "refusals": dict(self.refusals),
             "aborts": dict(self.aborts),
             "first_aborts": self.first_aborts,

@@ -6,68 +6,37 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from bandscope.allocator import sizing
 from bandscope.allocator.arena import Arena, ArenaConfig
-from bandscope.allocator.books import BARRIERS
 from bandscope.allocator.checks import Violation
 from bandscope.allocator.device import open_device
-from bandscope.allocator.device.protocol import Device
-from bandscope.allocator.errors import ConfigError
 from bandscope.allocator.families import declare_model
 from bandscope.allocator.plan import StoragePlan, plan_storage
-from bandscope.fuzz.workload.baseline import Baseline, run_baselines
+from bandscope.allocator.targets import Targets
+from bandscope.fuzz.workload.baseline import Baseline, CacheRules, run_baselines
 from bandscope.fuzz.workload.memory import ArenaMemory
+from bandscope.fuzz.workload.priority import parse_priority, with_priority
 from bandscope.fuzz.workload.recording import open_recorder, recording_summary
 from bandscope.fuzz.workload.request import Request
+from bandscope.fuzz.workload.run_config import (
+    RunConfig,
+    budget_of,
+    check_numbers,
+    targets_of,
+    verify_level,
+)
 from bandscope.fuzz.workload.scheduler import NoForward, Scheduler, SchedulerConfig
 from bandscope.fuzz.workload.series import Series
 from bandscope.fuzz.workload.source import Workload, open_workload
 from bandscope.fuzz.workload.stamps import StampForward
 from bandscope.inspect.counters import Counters
 from bandscope.inspect.recorder import Recorder
-from bandscope.inspect.stacks import STACK_DEPTH_MAX
 
 if TYPE_CHECKING:
     from bandscope.fuzz.workload.attention import AttentionForward
-
-VERIFY_LEVELS = ("off", "stamps", "all", "attention")
-DEFAULT_ARENA_BYTES = {"cpu": 2 << 30, "none": 120 << 30}
-DEFAULT_GPU_FRACTION = 0.8
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What to run. `arena_bytes` None: 2 GiB on the CPU, 120 GiB without a device, a share of the
-    memory of a GPU. `verify` None: stamps where there are bytes, off where there are none.
-    `check_every`: steps between full checks of every invariant (also at idle and at the end).
-    `record`: `DIR` or `DIR:ring=64MiB`; `stacks`: frames of the Python stack to record with each
-    operation."""
-
-    model: str = "gpt-oss-20b"
-    workload: str = "synthetic"
-    arena_bytes: int | None = None
-    page_size: int = 16
-    device: str = "auto"
-    requests: int | None = None
-    speedup: float = 1.0
-    seed: int = 0
-    verify: str | None = None
-    strict: bool = False
-    baseline: bool = False
-    tensor_parallel: int = 1
-    chunk_tokens: int = 8192
-    max_running: int = 1024
-    output_reserve: float = 1.0
-    max_moves: int = 4096
-    barrier: str = "fine"
-    slow_forward: int = 0
-    compact_pressure: float = 0.0
-    check_every: int = 256
-    record: str | None = None
-    stacks: int = 0
-
 
 @dataclass
 class Checks:
@@ -95,14 +64,20 @@ class Run:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        _check_numbers(config)
+        check_numbers(config)
         self.plan = plan_storage(
             declare_model(config.model, tensor_parallel=config.tensor_parallel),
             page_size=config.page_size,
         )
         device = open_device(config.device)
-        self.verify = _verify_level(config.verify, device)
-        self.total_bytes = sizing.usable_bytes(config.arena_bytes or _default_bytes(device))
+        self.verify = verify_level(config.verify, device)
+        self.grid_tokens = config.grid_tokens(self.plan)
+        self.priority = parse_priority(config.priority, config.seed)
+        budget_bytes = budget_of(config, device)
+        self.targets = targets_of(config, self.plan, budget_bytes)
+        self.total_bytes = sizing.usable_bytes(
+            budget_bytes if self.targets is None else self.targets.arena_bytes
+        )
         sizing.check_one_request_floor(self.plan, self.total_bytes)
         self.workload = self._open_workload(config.requests)
         self.counters = Counters()
@@ -117,12 +92,17 @@ class Run:
                 hand_out="zero" if zero_all else "none",
                 max_moves=config.max_moves,
                 barrier=config.barrier,
+                prefix_cache=config.prefix_cache,
+                evict=config.evict,
+                checkpoint_grid_tokens=self.grid_tokens,
             ),
             observer=self.counters,
         )
         self.scheduler_config = SchedulerConfig(
             chunk_tokens=config.chunk_tokens,
-            max_running=config.max_running,
+            max_running=config.max_running
+            if self.targets is None
+            else min(config.max_running, self.targets.concurrency),
             output_reserve=config.output_reserve,
             urgent_compact_share=config.compact_pressure,
             seed=config.seed,
@@ -185,14 +165,17 @@ class Run:
     def _serve(self) -> None:
         started = time.perf_counter()
         try:
-            self.scheduler.run(self.workload)
+            self.scheduler.run(with_priority(self.workload, self.priority))
         finally:
             self.wall_seconds = time.perf_counter() - started
         self.arena.device.synchronize()
         if self.content is not None:
             self.content.fetch()
         self.checks.run(self.arena, self.recorder)
-        held = sum(band.live + band.pending for band in self.arena.books.bands)
+        books = self.arena.books
+        held = sum(band.live + band.pending for band in books.bands)
+        if books.cache is not None:  # what nobody uses may stay
+            held -= sum(books.cache.tree.evictable)
         if held:
             detail = f"{held} pages are held although nothing runs (leak)"
             self.checks.add(Violation("ownership", detail), self.recorder)
@@ -211,10 +194,18 @@ class Run:
             wanted = self.config.requests
             if limit is not None and (wanted is None or limit < wanted):
                 wanted = limit
-            return self._open_workload(wanted)
+            return with_priority(self._open_workload(wanted), self.priority)
 
         self.baselines = run_baselines(
-            self.plan, self.total_bytes, requests, self.scheduler_config, progress, should_stop
+            self.plan,
+            self.total_bytes,
+            requests,
+            self.scheduler_config,
+            progress,
+            should_stop,
+            cache=CacheRules(self.config.evict, self.grid_tokens)
+            if self.config.prefix_cache
+            else None,
         )
 
     def _after_step(self, scheduler: Scheduler) -> None:
@@ -236,12 +227,15 @@ class Run:
         results = self.scheduler.results
         return {
             "schema": "bandscope-run/1",
-            "config": asdict(self.config),
+            "config": config_summary(self.config),
             "device": self.arena.device.name,
             "verify": self.verify,
             "arena_bytes": self.total_bytes,
             "sink_bytes": self.plan.sink_bytes,
             "plan": plan_summary(self.plan),
+            "sizing": None if self.targets is None else targets_summary(self.targets),
+            "max_running": self.scheduler_config.max_running,
+            "prefix_cache": self._cache_json(),
             "workload": {
                 "name": self.workload.name,
                 "report": asdict(self.workload.report),
@@ -264,6 +258,21 @@ class Run:
             "recording": recording_summary(self.recorder),
         }
 
+    def _cache_json(self) -> dict[str, Any] | None:
+        cache = self.arena.books.cache
+        if cache is None:
+            return None
+        return {
+            "evict": self.config.evict,
+            "checkpoint_grid_tokens": self.grid_tokens,
+            "cached_bytes": cache.tree.cached_bytes,
+            "cached_pages": dict(zip(self._band_names, cache.tree.cached, strict=True)),
+        }
+
+    @property
+    def _band_names(self) -> list[str]:
+        return [band.name for band in self.plan.bands]
+
     def _content_json(self) -> dict[str, Any] | None:
         content = self.content
         if content is None:
@@ -274,6 +283,25 @@ class Run:
             "mismatches": content.mismatch_count,
             "first_mismatches": [str(found) for found in content.mismatches],
         }
+
+
+def config_summary(config: RunConfig) -> dict[str, Any]:
+    """The configuration as plain data; ratios as they were written."""
+    return {
+        name: str(value) if isinstance(value, Fraction) else value
+        for name, value in asdict(config).items()
+    }
+
+
+def targets_summary(targets: Targets) -> dict[str, Any]:
+    """What the sheet gave."""
+    return {
+        "budget_bytes": targets.budget_bytes,
+        "arena_bytes": targets.arena_bytes,
+        "tokens": targets.tokens,
+        "concurrency": targets.concurrency,
+        "bounded_by": targets.bounded_by,
+    }
 
 
 def plan_summary(plan: StoragePlan) -> dict[str, Any]:
@@ -295,59 +323,3 @@ def plan_summary(plan: StoragePlan) -> dict[str, Any]:
             for band in plan.bands
         ],
     }
-
-
-def _default_bytes(device: Device) -> int:
-    if device.name == "cuda":
-        import torch
-
-        free_bytes, total_bytes = torch.cuda.mem_get_info()
-        return sizing.share_of_memory(total_bytes, free_bytes, DEFAULT_GPU_FRACTION)
-    return DEFAULT_ARENA_BYTES[device.name]
-
-
-def _verify_level(asked: str | None, device: Device) -> str:
-    if asked is None:
-        return "off" if device.name == "none" else "stamps"
-    if asked not in VERIFY_LEVELS:
-        raise ConfigError(
-            f"--verify {asked} was asked for, but the levels are {', '.join(VERIFY_LEVELS)}"
-        )
-    if asked != "off" and device.name == "none":
-        raise ConfigError(
-            f"--verify {asked} was asked for on a device that only keeps books; use --device cpu "
-            "or cuda, or --verify off"
-        )
-    return asked
-
-
-def _check_numbers(config: RunConfig) -> None:
-    for name, value, low in (
-        ("--requests", config.requests, 1),
-        ("--arena-bytes", config.arena_bytes, 1),
-        ("--chunk-tokens", config.chunk_tokens, 1),
-        ("--max-running", config.max_running, 1),
-        ("--check-every", config.check_every, 1),
-        ("--max-moves", config.max_moves, 0),
-        ("--seed", config.seed, 0),
-        ("--slow-forward", config.slow_forward, 0),
-        ("--stacks", config.stacks, 0),
-    ):
-        if value is not None and value < low:
-            raise ConfigError(f"{name} {value} was asked for; give a number of {low} or more")
-    if config.stacks > STACK_DEPTH_MAX:
-        raise ConfigError(
-            f"--stacks {config.stacks} was asked for, but at most {STACK_DEPTH_MAX} frames are recorded"
-        )
-    if config.barrier not in BARRIERS:
-        raise ConfigError(
-            f"--barrier {config.barrier} was asked for, but the barriers are {', '.join(BARRIERS)}"
-        )
-    if not 0 <= config.compact_pressure <= 1:
-        raise ConfigError(
-            f"--compact-pressure {config.compact_pressure} was asked for; give a share from 0 to 1"
-        )
-    if not 0 <= config.output_reserve <= 1:
-        raise ConfigError(
-            f"--output-reserve {config.output_reserve} was asked for; give a share from 0 to 1"
-        )

@@ -5,9 +5,19 @@ requests fits (`admission`), cut prefill chunks from a token budget, give every 
 token, launch, and complete the forward *before* this one, so that freed pages really wait for
 launched work.
 
-When a step cannot get its memory, the request admitted last is retracted: it goes back to the head of
-the queue with what it has generated, and is prefilled again later. So the one admitted first always
-runs to its end, which an empty memory holds; a prefill chunk retracts only those admitted after it.
+When a step cannot get its memory, the request of the lowest priority admitted last is retracted: it
+goes back to the head of its queue with what it has generated, and is prefilled again later. So the
+first one of the highest priority always runs to its end, which an empty memory holds; a prefill chunk
+retracts only those that stand behind it. A request of a higher priority may retract others to enter
+(`preemption`).
+
+With a prefix cache a request starts behind what the cache has of its prompt, and publishes each chunk
+once it is launched: the first one before the windows are trimmed, since prompts part near their
+beginnings, the others after it (`docs/run.md` has what that buys). Where it parts from what the
+cache has but cannot use as it is, a chunk ends, so that the next one can start there. On a model with
+state, a checkpoint goes along where a chunk ends on the grid. When there is no room for one, the
+request goes on without: its windows are trimmed all the same, so it never holds more than it was
+priced for.
 
 Nothing here depends on real time: the same trace, seed and memory give the same operations.
 """
@@ -18,77 +28,26 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from bandscope.allocator.demand_chunks import next_chunk
 from bandscope.allocator.operations import Outcome
-from bandscope.fuzz.workload.admission import PROMPT_REFUSED, Admission, Running, Waiting
+from bandscope.fuzz.workload.admission import PROMPT_REFUSED, Admission
+from bandscope.fuzz.workload.engine import Forward, NoForward, SchedulerConfig, StepCost
+from bandscope.fuzz.workload.entries import Running, Waiting
 from bandscope.fuzz.workload.memory import ServingMemory
+from bandscope.fuzz.workload.preemption import choose_victims, order_of_giving_way
+from bandscope.fuzz.workload.priority import WaitingQueue
 from bandscope.fuzz.workload.request import Request
 from bandscope.fuzz.workload.results import Results
 
-__all__ = ["PROMPT_REFUSED", "Running", "Scheduler", "SchedulerConfig", "StepCost", "Waiting"]
+__all__ = [
+    "PROMPT_REFUSED", "Forward", "NoForward", "Running", "Scheduler", "SchedulerConfig", "StepCost",
+    "Waiting",
+]  # fmt: skip
 
 #: Steps after which a request at the head of the queue is looked at again when nothing was given
 #: back: as those that run come nearer their ends, a later one overlaps less with them.
 RETRY_STEPS = 8
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """Seconds of one forward in the virtual clock: a fixed part, and parts per token.
-
-    The defaults are of the order of a 20B-class mixture-of-experts model on one H200; they set how
-    fast requests pile up, not how memory behaves.
-    """
-
-    step_seconds: float = 0.008
-    prefill_token_seconds: float = 0.000_02
-    decode_request_seconds: float = 0.000_02
-
-    def seconds(self, prefill_tokens: int, decoding: int) -> float:
-        return (
-            self.step_seconds
-            + prefill_tokens * self.prefill_token_seconds
-            + decoding * self.decode_request_seconds
-        )
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """`chunk_tokens`: prefill tokens per step. `max_running`: requests at once. `output_reserve`:
-    share of a request's outstanding output that admission sets aside (1: the worst case, so that
-    admitted requests finish; less: more at once, with retractions). `urgent_compact_share`: share of
-    the steps, drawn by `seed`, after which every band is packed at once although nobody asks for it:
-    pressure for tests of what moves under readers."""
-
-    chunk_tokens: int = 8192
-    max_running: int = 1024
-    output_reserve: float = 1.0
-    compact_every_steps: int = 1
-    urgent_compact_share: float = 0.0
-    seed: int = 0
-    cost: StepCost = StepCost()
-
-
-class Forward(Protocol):
-    """The model's part of a step, for drivers that check content. `spans` are (request, first
-    token, stop token) that this forward computes."""
-
-    def run(self, ticket: int, spans: list[tuple[int, int, int]]) -> None:
-        """Write and read the arena as a model would."""
-
-    def leaving(self, request: int, tokens: int) -> None:
-        """The request is about to be released with `tokens` computed: last look at its content."""
-
-
-class NoForward:
-    """A model that touches nothing."""
-
-    def run(self, ticket: int, spans: list[tuple[int, int, int]]) -> None:
-        pass
-
-    def leaving(self, request: int, tokens: int) -> None:
-        pass
 
 
 @dataclass
@@ -105,7 +64,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.plan = self.memory.plan
         self.clock_seconds = 0.0
-        self.waiting: deque[Waiting] = deque()
+        self.waiting = WaitingQueue()
         self.prefilling: list[Running] = []
         self.decoding: list[Running] = []
         self.admission = Admission(
@@ -169,44 +128,77 @@ class Scheduler:
         # those that run have come some steps nearer their ends.
         if self._blocked and self.results.steps >= self._retry_at_step > 0:
             self._blocked = False
-        while self.waiting and self.running_count < self.config.max_running and not self._blocked:
-            entry = self.waiting[0]
+        preempted_for: Waiting | None = None
+        while self.waiting and not self._blocked:
+            entry = self.waiting.head
             if not self._can_ever_run(entry):
                 self.waiting.popleft()
                 continue
-            if not self.admission.admits(entry, [*self.decoding, *self.prefilling]):
+            found = None
+            if self.running_count < self.config.max_running:
+                found = self.admission.enters(entry, [*self.decoding, *self.prefilling])
+            if found is None:
+                if entry is not preempted_for and self._preempt(entry):
+                    preempted_for = entry
+                    continue
                 self._block(self.results.steps + RETRY_STEPS)
-                self.results.admission_waits += not entry.has_waited
-                entry.has_waited = True
+                if self.running_count < self.config.max_running:
+                    self.results.admission_waits += not entry.has_waited
+                    entry.has_waited = True
                 return
-            outcome = self.memory.admit(self._next_number)
+            outcome = self.memory.admit(
+                self._next_number, entry.key, found.tokens if self.memory.cached else None
+            )
             if not outcome:
                 self._block()
                 self._refused(outcome)
                 return
             self.waiting.popleft()
-            self._start(entry)
+            self._start(entry, outcome.value or 0, found.fork_tokens)
+
+    def _preempt(self, entry: Waiting) -> bool:
+        """Retract whoever has to give way so that `entry` can enter; False when nobody does."""
+        running = [*self.decoding, *self.prefilling]
+        priority = entry.request.priority
+        if all(run.request.priority >= priority for run in running):
+            return False
+        found = self.admission.look_up(entry)
+        victims = choose_victims(
+            running,
+            priority,
+            lambda rest: self.admission.admits(entry, rest, found, hypothetical=True),
+            least=len(running) + 1 - self.config.max_running,
+        )
+        for victim in victims:
+            self._retract(victim)
+        self.results.preemptions += len(victims)
+        return bool(victims)
 
     def _block(self, retry_at_step: int = 0) -> None:
         """Admit nobody until something leaves, or until this step (0: no such step)."""
         self._blocked = True
         self._retry_at_step = retry_at_step
 
-    def _start(self, entry: Waiting) -> None:
+    def _start(self, entry: Waiting, matched_tokens: int, fork_tokens: int) -> None:
         request = entry.request
-        assert entry.output_tokens is not None
         running = Running(
             request,
             self._next_number,
             self.clock_seconds,
             entry.prompt_tokens,
-            request.prompt_tokens + entry.output_tokens,
+            entry.goal_tokens,
             self.admission.reserved(entry),
             entry.chunk_tokens,
+            computed=matched_tokens,
             first_token_seconds=entry.first_token_seconds,
+            fork_tokens=fork_tokens,
+            restarted=entry.restarted,
         )
         self._next_number += 1
+        self.admission.entered(running, [*self.decoding, *self.prefilling])
         self.prefilling.append(running)
+        self.forward.entering(running.number, entry.key, matched_tokens)
+        self.results.enter(request.prompt_tokens, matched_tokens, restarted=entry.restarted)
         self.results.admissions += 1
         self.results.queue_seconds.append(self.clock_seconds - request.arrival_seconds)
 
@@ -229,6 +221,8 @@ class Scheduler:
         # Decoding comes first: it may retract a request, whose chunk must not be cut by then.
         decoding = self._decode_all()
         spans = self._prefill_chunks()
+        begun = {number for number, start, _ in spans if not start}
+        prefilled = {number for number, _, _ in spans} - begun
         prefill_tokens = sum(stop - start for _, start, stop in spans)
         spans += [(running.number, running.computed, running.computed + 1) for running in decoding]
         if not spans:
@@ -245,9 +239,11 @@ class Scheduler:
         self._advance(decoding)
         finished = self._collect_finished()
         gone = {running.number for running in finished}
+        self._publish(begun)
         self.memory.trim_window([number for number in batch if number not in gone])
         for running in finished:
             self._leave(running, "finished")
+        self._publish(prefilled)
         self._complete(keep=1)
         if self._random.random() < self.config.urgent_compact_share:
             self.memory.compact(urgent=True)
@@ -260,19 +256,29 @@ class Scheduler:
         """Cut this step's chunks, first come first served, from the token budget. A request that
         must take smaller chunks has its steps for itself."""
         spans: list[tuple[int, int, int]] = []
-        whole = budget = self.config.chunk_tokens
+        whole = budget = self.admission.chunk_tokens
         for running in list(self.prefilling):
             alone = running.chunk_tokens < whole
             if budget == 0 or (alone and budget < whole) or running not in self.prefilling:
                 break
-            tokens = min(budget, running.chunk_tokens, running.prompt_tokens - running.computed)
+            tokens = next_chunk(
+                running.prompt_tokens - running.computed,
+                budget,
+                running.chunk_tokens,
+                max(1, self.memory.grid_tokens),
+                running.fork_tokens - running.computed,
+            )
+            if not tokens:  # what is left of the budget does not reach the grid
+                break
             if not self._extend(running, tokens):
                 if not spans and not self.decoding:
                     self._abort(running)
                 break
             spans.append((running.number, running.computed, running.computed + tokens))
             running.computed += tokens
-            budget = 0 if alone else budget - tokens
+            # Those behind wait until this one is done, also when a cut left some of the budget.
+            done = running.computed >= running.prompt_tokens
+            budget = 0 if alone or not done else budget - tokens
         return spans
 
     def _extend(self, running: Running, tokens: int) -> bool:
@@ -286,7 +292,7 @@ class Scheduler:
             victim = self._victim()
             if victim is running:
                 return False
-            self._retract(victim)
+            self._retract_for_room(victim)
 
     def _decode_all(self) -> list[Running]:
         """One more token for every decoding request; retracts until it fits. The tokens that are
@@ -296,7 +302,7 @@ class Scheduler:
             if outcome:
                 return list(self.decoding)
             self._refused(outcome)
-            self._retract(self._victim())
+            self._retract_for_room(self._victim())
         return []
 
     def _advance(self, decoding: list[Running]) -> None:
@@ -312,6 +318,19 @@ class Scheduler:
                         self.clock_seconds - running.request.arrival_seconds
                     )
 
+    def _publish(self, numbers: set[int]) -> None:
+        """Give the chunks of this step to the cache, with the state where they end on the grid."""
+        if not (self.memory.cached and numbers):
+            return
+        grid = self.memory.grid_tokens
+        for running in [run for run in self.running() if run.number in numbers]:
+            if not grid or running.computed % grid:
+                self.memory.publish(running.number)
+            elif self.memory.checkpoint(running.number):
+                self.results.checkpoints += 1
+            else:
+                self.results.checkpoint_stalls += 1
+
     def _collect_finished(self) -> list[Running]:
         finished = [run for run in self.decoding if run.computed >= run.goal_tokens]
         if finished:
@@ -320,7 +339,9 @@ class Scheduler:
 
     def _leave(self, running: Running, why: str) -> None:
         self.forward.leaving(running.number, running.computed)
-        self.memory.release(running.number, why)
+        self.memory.release(
+            running.number, why, publish=self.memory.cached and why == "finished"
+        )
         self._blocked = False
         if why == "finished":
             self.results.finished += 1
@@ -328,12 +349,14 @@ class Scheduler:
             self.results.finished_seconds.append(
                 self.clock_seconds - running.request.arrival_seconds
             )
+        else:
+            self.admission.left_early()
 
     # --- when memory runs out -----------------------------------------------------------------------
 
     def _victim(self) -> Running:
-        """Who gives way: the request admitted last."""
-        return max(self.running(), key=lambda running: running.number)
+        """Who gives way when memory runs out."""
+        return order_of_giving_way(self.running())[0]
 
     def _abort(self, running: Running) -> None:
         """Alone, and its chunk does not fit: the clip said that it does, so pages of it cannot move."""
@@ -352,9 +375,14 @@ class Scheduler:
         generated = max(0, running.computed - running.request.prompt_tokens)
         if running.computed < running.prompt_tokens:  # retracted again before it was restored
             generated = running.prompt_tokens - running.request.prompt_tokens
-        entry = Waiting(running.request, generated, running.first_token_seconds)
+        entry = Waiting(
+            running.request, generated, running.first_token_seconds, restarted=True
+        )
         entry.output_tokens = running.goal_tokens - running.request.prompt_tokens
         self.waiting.appendleft(entry)
+
+    def _retract_for_room(self, running: Running) -> None:
+        self._retract(running)
         self._block()  # until something finishes: it would only be retracted again
 
     def _refused(self, outcome: Outcome) -> None:

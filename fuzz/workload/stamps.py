@@ -1,6 +1,8 @@
 """A forward that proves content: every row it computes carries a stamp, read back later.
 
-The stamp of a row is a hash of (request, position, layer row). It is written through the layer views
+The stamp of a row is a hash of (content, position, layer row), where the content is the request, or with
+a prefix cache the name of what the page holds (`prefix_keys.page_names`): a page that requests share
+has one right content, whoever wrote it. It is written through the layer views
 of the arena at the page the tables name at that moment, and compared when it is read back through
 the page the tables name by then. So a page that was moved to the wrong place, shared by two owners,
 or handed out while still in use shows as wrong bytes, naming request, position and page.
@@ -20,6 +22,7 @@ from bandscope.allocator.arena import Arena
 from bandscope.allocator.layout import row_view
 from bandscope.allocator.plan import BandPlan, RowPlan
 from bandscope.fuzz.workload.hashing import MIX, mix
+from bandscope.fuzz.workload.prefix_keys import page_names
 
 WORD = torch.int64
 WORD_BYTES = 8
@@ -129,8 +132,15 @@ class StampForward:
             if plan.rows
         ]
         self._random = np.random.Generator(np.random.PCG64(self.seed))
+        # What the pages of each running request hold; empty without a prefix cache.
+        self._names: dict[int, np.ndarray] = {}
 
     # --- the model's part of a step -------------------------------------------------------------
+
+    def entering(self, request: int, key: np.ndarray | None, tokens: int) -> None:
+        """Remember what its pages are to hold."""
+        if key is not None:
+            self._names[request] = page_names(key)
 
     def run(self, ticket: int, spans: list[tuple[int, int, int]]) -> None:
         """Write the rows of every span, then read back a sample of the batch's context."""
@@ -156,6 +166,7 @@ class StampForward:
                     self._check_states(band, [(request, tokens)])
             else:
                 self._check_request(band, request, tokens)
+        self._names.pop(request, None)
 
     def fetch(self) -> None:
         """Nothing waits to be fetched: every comparison was made at once."""
@@ -214,6 +225,23 @@ class StampForward:
 
     # --- words --------------------------------------------------------------------------------
 
+    def _contents(
+        self, band: StampedBand, requests: np.ndarray, positions: np.ndarray
+    ) -> np.ndarray:
+        """What names the content of each token: its page's name, or its request where nobody else can
+        have it. The state after so many tokens is that of the page of the last one."""
+        if not self._names:
+            return requests
+        contents = requests.copy()
+        pages = (positions - (band.plan.kind == "state")) // self.arena.plan.page_size
+        starts = np.flatnonzero(np.diff(requests, prepend=-1))
+        for start, stop in zip(starts, [*starts[1:], requests.size], strict=True):  # by request
+            names = self._names.get(int(requests[start]))
+            if names is not None:
+                known = start + np.flatnonzero(pages[start:stop] < names.size)
+                contents[known] = names[pages[known]]
+        return contents
+
     def _batches(
         self, band: StampedBand, requests: np.ndarray, positions: np.ndarray, pages: np.ndarray
     ) -> Iterator[tuple[slice, RowGroup, tuple[torch.Tensor, ...], torch.Tensor]]:
@@ -222,8 +250,8 @@ class StampForward:
         for start in range(0, requests.size, step):  # over batches of bounded scratch, not pages
             part = slice(start, start + step)
             position = torch.from_numpy(positions[part]).to(self._device)
-            request = torch.from_numpy(requests[part]).to(self._device)
-            base = mix(request * MIX[1] + position)[:, None]
+            content = self._contents(band, requests[part], positions[part])
+            base = mix(torch.from_numpy(content).to(self._device) * MIX[1] + position)[:, None]
             index: tuple[torch.Tensor, ...] = (torch.from_numpy(pages[part]).to(self._device),)
             if band.plan.kind != "state":
                 index += (position % band.plan.page_size,)

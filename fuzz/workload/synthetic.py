@@ -50,11 +50,17 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Requests of one kind; `rate_share` is this phase's rate over the mean rate."""
+    """Requests of one kind; `rate_share` is this phase's rate over the mean rate.
+
+    `system_prompts`: prompts begin with one of so many texts of `system_tokens` tokens, the first one
+    most often (the n-th with weight 1 / n); 0: nothing is shared.
+    """
 
     prompt: LogNormal
     output: LogNormal
     rate_share: float = 1.0
+    system_prompts: int = 0
+    system_tokens: int = 0
 
 
 _CONVERSATION = Phase(LogNormal(8.830, 1.148, 126_195), LogNormal(5.827, 0.497, 2_000))
@@ -75,7 +81,15 @@ PROFILES: dict[str, tuple[Phase, ...]] = {
         Phase(_CONVERSATION.prompt, _CONVERSATION.output, rate_share=0.5),
         Phase(_CHAT.prompt, _CHAT.output, rate_share=1.5),
     ),
+    # The same with prompts that begin alike: the long ones with one of two tool descriptions, the short
+    # ones with one of eight system prompts. The cache has to follow, too.
+    "shift-shared": (
+        Phase(_CONVERSATION.prompt, _CONVERSATION.output, 0.25, system_prompts=2, system_tokens=2048),
+        Phase(_CHAT.prompt, _CHAT.output, 1.75, system_prompts=8, system_tokens=1024),
+    ),
 }
+#: Tokens of a block of a generated prompt: whole pages of every usual size.
+BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +142,12 @@ _OPTIONS = fields(SyntheticOptions)
 
 
 def parse_options(text: str) -> SyntheticOptions:
-    """Options from `key=value,key=value`. Raises WorkloadError naming the key that is wrong."""
+    """Options from `key=value,key=value`, or a profile by its name alone. Raises WorkloadError naming
+    the key that is wrong."""
     kinds = {option.name: cast(type[int | float | str], option.type) for option in _OPTIONS}
     values: dict[str, int | float | str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
+        part = f"profile={part}" if part in PROFILES else part
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or key not in kinds:
             raise WorkloadError(
@@ -154,20 +170,44 @@ def generate(options: SyntheticOptions, seed: int = 0) -> RequestStream:
     """Yield `options.requests` requests in arrival order; the same ones for the same seed."""
     # Arrivals and lengths from separate streams: another rate or burstiness keeps the lengths of
     # a profile of one phase, so two runs differ in one thing only.
-    gap_seed, length_seed = np.random.SeedSequence(seed).spawn(2)
+    gap_seed, length_seed, shared_seed = np.random.SeedSequence(seed).spawn(3)
     gaps = np.random.Generator(np.random.PCG64(gap_seed))
     lengths = np.random.Generator(np.random.PCG64(length_seed))
+    choices = np.random.Generator(np.random.PCG64(shared_seed))
     clock = _PhaseClock(PROFILES[options.profile], options.rate, options.phase_seconds)
     prompt_limit = options.max_prompt_tokens or None
     output_limit = options.max_output_tokens or None
     for index in range(options.requests):
         phase = clock.advance(_unit_gap(gaps, options.cv))
+        prompt_tokens = phase.prompt.quantile(lengths.random(), prompt_limit)
+        output_tokens = phase.output.quantile(lengths.random(), output_limit)
+        blocks: np.ndarray | None = None
+        if phase.system_prompts:
+            prompt_tokens += phase.system_tokens
+            if prompt_limit is not None:
+                prompt_tokens = min(prompt_tokens, prompt_limit)
+            blocks = _blocks(phase, index, prompt_tokens, choices.random())
         yield Request(
             index=index,
             arrival_seconds=clock.seconds,
-            prompt_tokens=phase.prompt.quantile(lengths.random(), prompt_limit),
-            output_tokens=phase.output.quantile(lengths.random(), output_limit),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            prefix_blocks=blocks,
+            block_tokens=0 if blocks is None else BLOCK_TOKENS,
         )
+
+
+def _blocks(phase: Phase, index: int, prompt_tokens: int, share: float) -> np.ndarray:
+    """Block ids of a prompt that begins with a system prompt, chosen by `share` (0 to 1)."""
+    weights = 1 / np.arange(1, phase.system_prompts + 1)
+    chosen = int(np.searchsorted(np.cumsum(weights) / weights.sum(), share, side="right"))
+    # Texts of other lengths are other texts; what follows is the request's own.
+    text = (phase.system_tokens << 20) + (chosen << 10)
+    blocks = ((index + 1) << 40) + np.arange(-(-prompt_tokens // BLOCK_TOKENS), dtype=np.int64)
+    shared = min(blocks.size, phase.system_tokens // BLOCK_TOKENS)
+    blocks[:shared] = text + np.arange(shared)
+    blocks.flags.writeable = False
+    return blocks
 
 
 def _unit_gap(random: np.random.Generator, cv: float) -> float:

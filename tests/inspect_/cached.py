@@ -9,6 +9,7 @@ from typing import Any
 from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.operations import Operation, Outcome
+from tests.allocator.arenas import LAYOUTS as UNCACHED
 from tests.allocator.arenas import P2M, P2W, P3, P5, RandomEngine
 from tests.inspect_.traces import record
 
@@ -84,6 +85,17 @@ class CachedEngine(RandomEngine):
         if not outcome and isinstance(operation, ops.Extend | ops.Launch):
             self.planned = []
         super().note(operation, outcome)
+
+
+RUNS = (*UNCACHED, *(f"{name} cached" for name in LAYOUTS))
+
+
+def record_any(path: Any, name: str, **options: Any) -> Any:
+    """A recorded run of one of `RUNS`: of a plain layout, or of a cached one."""
+    cached = name.removesuffix(" cached")
+    if cached != name:
+        return record_cached(path, cached, **options)
+    return record(path, UNCACHED[name], **options)
 
 
 def record_cached(path: Any, name: str, **options: Any) -> Any:

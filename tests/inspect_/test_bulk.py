@@ -20,6 +20,7 @@ from bandscope.inspect.reader import Trace
 from bandscope.inspect.state import ArenaState
 from bandscope.inspect.timeline import Timeline
 from tests.allocator.arenas import P3, P5
+from tests.inspect_.cached import RUNS, record_any
 from tests.inspect_.traces import record
 
 OF_BAND = ("extent", "state", "virtual", "owner", "pins", "ticket", "page_of", "leased_at")
@@ -46,11 +47,11 @@ def same(one: ArenaState, other: ArenaState) -> None:
         assert np.array_equal(mine_ids.generation, their_ids.generation)
 
 
-@pytest.mark.parametrize("layout", [P3, P5])
+@pytest.mark.parametrize("name", ["P3", "P5", *(name for name in RUNS if name.endswith("cached"))])
 @pytest.mark.parametrize("seed", range(4))
-def test_any_pieces_lead_to_the_same_state(tmp_path: Path, layout: Any, seed: int) -> None:
-    run = record(
-        tmp_path / "run", layout, seed=seed, operations=500, keyframe_every=300 + 1000 * (seed % 2)
+def test_any_pieces_lead_to_the_same_state(tmp_path: Path, name: str, seed: int) -> None:
+    run = record_any(
+        tmp_path / "run", name, seed=seed, operations=700, keyframe_every=300 + 3000 * (seed % 2)
     )
     trace = Trace(run.path)
     many, each = BulkTimeline(trace), Timeline(trace)

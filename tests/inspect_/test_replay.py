@@ -374,11 +374,11 @@ def test_another_spelling_of_the_same_effect_is_no_difference(
     walk: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another version may write long lists of pages in other bytes."""
-    from bandscope.inspect import recorder
+    from bandscope.inspect import effect_writer
 
     def plain(values: Any) -> bytes:
         return (2 << 30 | values.size).to_bytes(4, "little") + values.astype("<i8").tobytes()
 
-    monkeypatch.setattr(recorder, "pack_list", plain)
+    monkeypatch.setattr(effect_writer, "pack_list", plain)
     report = replay(Trace(walk.path))
     assert report.difference is None and report.operations == 500

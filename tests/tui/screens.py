@@ -17,23 +17,30 @@ from bandscope.tui.top.app import TopApp
 from bandscope.tui.top.conductor import DirectConductor
 from bandscope.tui.top.source import TraceSource
 from tests.allocator.arenas import P5
+from tests.inspect_.cached import GRID, CachedEngine
 from tests.inspect_.traces import Recorded, record
 
 WALL_NS = 1_800_000_000_000_000_000
 STEP_NS = 15_370_000  # between two looks at the clock
 
 
-def steady_run(folder: Path, *, operations: int = 400, units: int = 900) -> Recorded:
+def steady_run(folder: Path, *, seed: int = 11, operations: int = 400, **run: Any) -> Recorded:
     """A recorded run that is the same, to the nanosecond, whenever and wherever it is made; its
-    recorder has not ended."""
+    recorder has not ended. `run`: what else there is to say of it, like its engine."""
     ticks = itertools.count(0, STEP_NS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder_module, "_clock", lambda: next(ticks))
         patch.setattr(recorder_module, "time", SimpleNamespace(time_ns=lambda: WALL_NS))
         return record(
-            folder / "golden", P5, seed=11, operations=operations, close=False, keyframe_every=2000,
-            config={"units": units},
+            folder / "golden", P5, seed=seed, operations=operations, close=False, keyframe_every=2000,
+            **{"config": {"units": 900}, **run},
         )  # fmt: skip
+
+
+def steady_cached_run(folder: Path) -> Recorded:
+    """Such a run with a prefix cache, in whose picture every character of a map occurs."""
+    config = {"units": 900, "prefix_cache": True, "checkpoint_grid_tokens": GRID}
+    return steady_run(folder, seed=9, config=config, engine=CachedEngine)
 
 
 def resting_source(run: Recorded) -> TraceSource:

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from bandscope.allocator.errors import BandscopeError, ConfigError, SizingError
 from bandscope.fuzz.workload import run as run_module
-from bandscope.fuzz.workload.run import Run, RunConfig
+from bandscope.fuzz.workload.run import Run
+from bandscope.fuzz.workload.run_config import RunConfig
 from bandscope.tui.commands.run import run as run_command
 from bandscope.tui.run_report import print_report
 
@@ -144,7 +145,9 @@ def test_a_violation_ends_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "healthy" not in result.output
 
 
-def keep_request_zero(memory: run_module.ArenaMemory, request: int, why: str) -> None:
+def keep_request_zero(
+    memory: run_module.ArenaMemory, request: int, why: str, *, publish: bool = False
+) -> None:
     """A release that forgets the first request."""
     if request:
         memory.arena.release(request, why)
@@ -325,10 +328,12 @@ def test_a_second_interrupt_ends_at_once(
     interrupt_after.append(5)
     release = run_module.ArenaMemory.release
 
-    def again(memory: run_module.ArenaMemory, request: int, why: str) -> None:
+    def again(
+        memory: run_module.ArenaMemory, request: int, why: str, *, publish: bool = False
+    ) -> None:
         if why == "stopped":
             signal.raise_signal(signal.SIGINT)
-        release(memory, request, why)
+        release(memory, request, why, publish=publish)
 
     monkeypatch.setattr(run_module.ArenaMemory, "release", again)
     before = signal.getsignal(signal.SIGINT)
@@ -388,7 +393,8 @@ def test_a_barrier_that_is_off_is_said_in_the_report(capsys: pytest.CaptureFixtu
     """Whoever reads the report of an experiment sees that tables raced on purpose."""
     from rich.console import Console
 
-    from bandscope.fuzz.workload.run import Run, RunConfig
+    from bandscope.fuzz.workload.run import Run
+    from bandscope.fuzz.workload.run_config import RunConfig
     from bandscope.tui.run_report import print_report
 
     for barrier, said in (("off", True), ("fine", False)):

@@ -13,7 +13,8 @@ from bandscope.allocator.checks import Violation
 from bandscope.allocator.errors import TraceError
 from bandscope.fuzz.workload import run as run_module
 from bandscope.fuzz.workload.recording import parse_record
-from bandscope.fuzz.workload.run import Run, RunConfig
+from bandscope.fuzz.workload.run import Run
+from bandscope.fuzz.workload.run_config import RunConfig
 from bandscope.inspect import registry
 from bandscope.inspect.decode import Stack, read_events
 from bandscope.inspect.decode import Violation as Recorded
@@ -150,10 +151,12 @@ def test_an_interrupted_run_leaves_a_clean_trace(
 
     release = run_module.ArenaMemory.release
 
-    def again(memory: run_module.ArenaMemory, request: int, why: str) -> None:
+    def again(
+        memory: run_module.ArenaMemory, request: int, why: str, *, publish: bool = False
+    ) -> None:
         if why == "stopped":
             signal.raise_signal(signal.SIGINT)
-        release(memory, request, why)
+        release(memory, request, why, publish=publish)
 
     monkeypatch.setattr(run_module.ArenaMemory, "release", again)
     assert call(capsys, "--record", tmp_path / "two")[0] == 130

@@ -142,7 +142,11 @@ def test_every_option_reaches_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         "--tensor-parallel": "2", "--chunk-tokens": "512", "--max-running": "9",
         "--output-reserve": "0.5", "--max-moves": "11", "--barrier": "coarse",
         "--slow-forward": "3", "--compact-pressure": "0.25", "--check-every": "5",
-        "--stacks": "2", "--json": "out.json",
+        "--stacks": "2", "--json": "out.json", "--prefix-cache": True, "--evict": "joint_lru",
+        "--checkpoint-grid": "64", "--priority": "random:0.5", "--mem-fraction-static": "0.8",
+        "--max-total-tokens": "1000", "--max-running-requests": "6",
+        "--swa-full-tokens-ratio": "0.7", "--mamba-full-memory-ratio": "0.6",
+        "--max-mamba-cache-size": "12",
     }  # fmt: skip
     options = set(inspect.signature(run_module.run).parameters) - {"context", "record", "top"}
     assert len(given) == len(options)

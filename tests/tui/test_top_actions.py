@@ -19,9 +19,7 @@ from bandscope.tui.top.snapshot import Row, Snapshot
 from bandscope.tui.top.source import TraceSource
 from tests.allocator.arenas import P3, P5
 from tests.inspect_.traces import record
-from tests.tui.test_top_app import FakeSource, entry, play, snapshot, text_of
-
-__all__ = ["snapshot"]
+from tests.tui.test_top_app import FakeSource, entry, play, text_of
 
 ROWS = (
     Row(-1, -1, "Owner", "the request", opens=("request", 7)),

@@ -21,10 +21,7 @@ from bandscope.tui.top.look import NO_COLOUR, PLAIN, THEMES
 from bandscope.tui.top.paint import layout
 from bandscope.tui.top.paint_lists import TABS
 from bandscope.tui.top.screens import HelpScreen, PickerScreen, PromptScreen, help_lines
-from bandscope.tui.top.snapshot import Row, Snapshot, View
-from bandscope.tui.top.source import TraceSource
-from tests.allocator.arenas import P5
-from tests.inspect_.traces import record
+from bandscope.tui.top.snapshot import Row, Snapshot
 
 
 class FakeSource:
@@ -50,17 +47,6 @@ class FakeSource:
         """The snapshot, once per question."""
         dirty, self._dirty = self._dirty, False
         return self.snapshot if dirty else None
-
-
-@pytest.fixture(scope="module")
-def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
-    run = record(tmp_path_factory.mktemp("top") / "run", P5, seed=4, operations=250)
-    source = TraceSource(run.path)
-    source.ask("view", View(columns=80, rows=30, waterfall=8, window_ns=10**8))
-    source.ask("go", 1000)
-    made = source.tick()
-    assert made is not None
-    return made
 
 
 Play = Callable[[TopApp, Any], Awaitable[None]]

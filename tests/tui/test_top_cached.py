@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from bandscope.allocator import events
 from bandscope.allocator import operations as ops
@@ -23,12 +24,13 @@ from bandscope.tui.top.cells import arena_map, cells_of
 from bandscope.tui.top.census import Census
 from bandscope.tui.top.drill import page_rows, request_rows
 from bandscope.tui.top.lists import lease_rows
-from bandscope.tui.top.look import PLAIN
+from bandscope.tui.top.look import PLAIN, THEMES, UNICODE
 from bandscope.tui.top.page_details import PageSearch
-from bandscope.tui.top.paint import Ui, paint
-from bandscope.tui.top.paint_map import page_line
+from bandscope.tui.top.paint import WIDTH_MIN, Ui, paint
+from bandscope.tui.top.paint_map import page_line, zoom_line
+from bandscope.tui.top.paint_words import facts_of
 from bandscope.tui.top.screens import help_lines
-from bandscope.tui.top.snapshot import Cell, PageDetails, View
+from bandscope.tui.top.snapshot import Cell, PageDetails, Run, View
 from bandscope.tui.top.source import TraceSource
 from tests.allocator.arenas import P2W, P3, small_arena
 from tests.inspect_.cached import LAYOUTS, record_cached
@@ -187,6 +189,48 @@ def test_without_a_cache_nothing_speaks_of_one(tmp_path: Path) -> None:
     assert "mostly of the prefix cache" in str(help_lines(80, PLAIN, has_cache=True))
 
 
+def test_nothing_is_torn_apart_at_the_edge(used: Path) -> None:
+    """Neither the legend, nor a help text, a fact, a title or a row without a mark that it goes on."""
+    source = TraceSource(used)
+    for tab in ("events", "leases", "page"):
+        source.ask("view", replace(VIEW, tab=tab))
+        shown = told(source)
+        known = {" · ".join(facts_of(shown)[:count]) for count in range(20)}
+        for width in range(WIDTH_MIN, 241):
+            assert all(
+                sum(cell_len(text) for text, _ in line) <= width
+                for line in help_lines(width, PLAIN, has_cache=True)
+            ), width
+            lines = ["".join(text for text, _ in line) for line in paint(shown, Ui(tab), width, 40)]
+            assert lines[1].strip() in known, width
+            assert "moved o" not in "".join(lines) or "moved over time " in "".join(lines), width
+            torn = [row.text for row in shown.lists.rows if not _whole(row.text, lines)]
+            assert not torn, width
+
+
+def _whole(text: str, lines: list[str]) -> bool:
+    """Whether a text stands in a line, or the beginning of it that a mark ends."""
+    if any(text in line for line in lines):
+        return True
+    begun = [line.rstrip(" ") for line in lines if f" {text[:4]}" in line]
+    return any(line.endswith("…") and line[:-1].rpartition("  ")[2][-4:] in text for line in begun)
+
+
+def test_the_cursor_is_seen_on_every_character(used: Path) -> None:
+    """What it stands on can be told, too; a full block in reverse would be a blank."""
+    source = TraceSource(used)
+    shown = told(source)
+    assert shown.zoom is not None
+    for cell, glyph in UNICODE.cells.items():
+        zoom = replace(shown.zoom, runs=(Run(3, cell, 0),), cursor=1, differing=())
+        pieces = zoom_line(replace(shown, zoom=zoom), 0, 80, UNICODE)[:3]
+        assert [text for text, _ in pieces] == [glyph] * 3
+        for theme in THEMES:
+            styles = [theme.style(style) for _, style in pieces]
+            assert styles[0] == styles[2] != styles[1]
+            assert not (glyph == "█" and styles[1].reverse), cell
+
+
 def test_the_line_of_a_page_says_who_uses_it(used: Path) -> None:
     source = TraceSource(used)
     source.ask("view", VIEW)
@@ -195,10 +239,10 @@ def test_the_line_of_a_page_says_who_uses_it(used: Path) -> None:
     page = int(state.bands[2].page_of[0])
     source.ask("cursor", (2, page))
     shown = told(source)
-    said = "".join(text for text, _ in page_line(shown, 9))
+    said = "".join(text for text, _ in page_line(shown, 9, 111))
     assert "holds 0.0 of the cache, used by r1, r2" in said
     many = replace(shown, page=replace(shown.page, users=tuple(range(1, 8))))  # type: ignore[type-var]
-    assert "used by r1, r2, r3, r4 and 3 more" in "".join(text for text, _ in page_line(many, 9))
+    assert "used by r1, r2, r3, r4 and 3 more" in "".join(text for text, _ in page_line(many, 9, 111))
 
 
 # --- one page, one request ------------------------------------------------------------------------

@@ -19,18 +19,32 @@ from rich.console import Console
 from rich.text import Text
 
 from bandscope.tui.top.app import TopApp
+from bandscope.tui.top.look import UNICODE
 from bandscope.tui.top.paint_lists import TABS
 from tests.inspect_.traces import Recorded
-from tests.tui.screens import Script, cells_of, resting_source, spelled, steady_run
+from tests.tui.screens import (
+    Script,
+    cells_of,
+    resting_source,
+    spelled,
+    steady_cached_run,
+    steady_run,
+)
 
 GOLDENS = Path(__file__).with_name("goldens")
 SIZES = [(width, height) for width in (50, 80, 120, 200) for height in (24, 50)]
 LOOKS = ("dark", "light", "no-colour")
+CACHED_SIZES = [(50, 24), (80, 24), (120, 50)]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return steady_run(tmp_path_factory.mktemp("golden"))
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return steady_cached_run(tmp_path_factory.mktemp("cached"))
 
 
 def compare(name: str, picture: str, suffix: str = "txt") -> None:
@@ -75,6 +89,18 @@ def keys(*names: str) -> Script:
     return script
 
 
+def text_of(line: list[tuple[str, Any]]) -> str:
+    """A line without its styles."""
+    return "".join(text for text, _ in line)
+
+
+CACHED_SCRIPTS = {
+    "cached-legend": (keys("question_mark", *["pagedown"] * 9), (80, 24)),
+    "cached-tab-leases": (keys("space", "2"), (120, 40)),
+    "cached-tab-page": (keys("space", *"oooo", *")" * 27, "6"), (120, 40)),
+}
+
+
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 def test_the_screen(
@@ -89,6 +115,31 @@ def test_the_screen(
     name = f"screen-{size[0]}x{size[1]}-{look}"
     compare(name, spelled(cells))
     compare(name, drawn(cells), "svg")
+
+
+@pytest.mark.parametrize("size", CACHED_SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_the_screen_of_an_arena_with_a_prefix_cache(
+    monkeypatch: pytest.MonkeyPatch, cached: Recorded, size: tuple[int, int]
+) -> None:
+    """Its own characters on the map, its column, and what its pages are."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    cells = cells_of(resting_source(cached), nothing, size)
+    states, *_ = [text for text in map(text_of, cells) if "▒" in text]
+    missing = {cell.name for cell, glyph in UNICODE.cells.items() if glyph not in states}
+    assert not missing or size[0] < 80
+    assert any("cached" in text and "holes" in text for text in map(text_of, cells))
+    name = f"cached-{size[0]}x{size[1]}"
+    compare(name, spelled(cells))
+    compare(name, drawn(cells), "svg")
+
+
+@pytest.mark.parametrize("name", sorted(CACHED_SCRIPTS))
+def test_what_keys_show_of_a_prefix_cache(
+    monkeypatch: pytest.MonkeyPatch, cached: Recorded, name: str
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    script, size = CACHED_SCRIPTS[name]
+    compare(name, spelled(cells_of(resting_source(cached), script, size)))
 
 
 SCRIPTS = {
@@ -129,6 +180,7 @@ def test_without_colour_nothing_is_lost(monkeypatch: pytest.MonkeyPatch, run: Re
 def test_what_is_golden_is_small_and_in_use() -> None:
     """Every file is a picture of some test."""
     names = {f"screen-{width}x{height}-{look}" for width, height in SIZES for look in LOOKS}
+    names |= {f"cached-{width}x{height}" for width, height in CACHED_SIZES} | CACHED_SCRIPTS.keys()
     files = list(GOLDENS.iterdir())
     assert {file.stem for file in files} == names | SCRIPTS.keys()
     assert sum(file.stat().st_size for file in files) < 2_000_000

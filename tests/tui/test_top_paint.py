@@ -9,21 +9,7 @@ from rich.cells import cell_len
 
 from bandscope.tui.top.look import PLAIN
 from bandscope.tui.top.paint import HEIGHT_MIN, WIDTH_MIN, Ui, layout, paint
-from bandscope.tui.top.snapshot import Device, Row, Snapshot, View
-from bandscope.tui.top.source import TraceSource
-from tests.allocator.arenas import P5
-from tests.inspect_.traces import record
-
-
-@pytest.fixture(scope="module")
-def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
-    run = record(tmp_path_factory.mktemp("top") / "run", P5, seed=4, operations=250)
-    source = TraceSource(run.path)
-    source.ask("view", View(columns=80, rows=30, waterfall=8, window_ns=10**8))
-    source.ask("go", 1000)
-    made = source.tick()
-    assert made is not None
-    return made
+from bandscope.tui.top.snapshot import Device, Row, Snapshot
 
 
 @pytest.mark.parametrize(

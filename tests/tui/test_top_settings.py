@@ -19,9 +19,7 @@ from bandscope.tui.top.settings import Settings, load, save, settings_path
 from bandscope.tui.top.snapshot import Snapshot
 from tests.allocator.arenas import P3
 from tests.inspect_.traces import record
-from tests.tui.test_top_app import FakeSource, play, snapshot, text_of
-
-__all__ = ["snapshot"]
+from tests.tui.test_top_app import FakeSource, play, text_of
 
 
 @pytest.fixture

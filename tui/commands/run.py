@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,6 +92,54 @@ def run(
         ),
     ] = 0.0,
     check_every: Annotated[int, typer.Option(help="Steps between full checks.")] = 256,
+    prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-cache",
+            help="Keep the pages of prompts for later ones that begin alike (the blocks of mooncake, "
+            "the system prompts of synthetic:shift-shared).",
+        ),
+    ] = False,
+    evict: Annotated[
+        str,
+        typer.Option(
+            help="Which cached pages go first: lru (each kind in its own order) or joint_lru (full and "
+            "window pages in one, with exactly one window and no state)."
+        ),
+    ] = "lru",
+    checkpoint_grid: Annotated[
+        int,
+        typer.Option(
+            help="Tokens between state checkpoints, on a model with state. 0: 512, in whole pages."
+        ),
+    ] = 0,
+    priority: Annotated[
+        str,
+        typer.Option(
+            help="Who is admitted first and may preempt: none, short-prompts, short-prompts:TOKENS, "
+            "random:SHARE, clients:NAME,NAME."
+        ),
+    ] = "none",
+    mem_fraction_static: Annotated[
+        str | None,
+        typer.Option(help="Share of a GPU's memory for the arena, instead of --arena-bytes."),
+    ] = None,
+    max_total_tokens: Annotated[
+        int | None,
+        typer.Option(help="Use the smallest arena whose sizing gives this many full tokens."),
+    ] = None,
+    max_running_requests: Annotated[
+        int | None, typer.Option(help="Requests at once to size for, and to run.")
+    ] = None,
+    swa_full_tokens_ratio: Annotated[
+        str | None, typer.Option(help="Window tokens per full token, as a target of the sizing.")
+    ] = None,
+    mamba_full_memory_ratio: Annotated[
+        str | None, typer.Option(help="State bytes per byte of all token bands, as a target.")
+    ] = None,
+    max_mamba_cache_size: Annotated[
+        int | None, typer.Option(help="State slots as a target, instead of the ratio.")
+    ] = None,
     record: Annotated[
         str | None,
         typer.Option(
@@ -125,7 +174,8 @@ def run(
 
     import torch
 
-    from bandscope.fuzz.workload.run import Run, RunConfig
+    from bandscope.fuzz.workload.run import Run
+    from bandscope.fuzz.workload.run_config import RunConfig
     from bandscope.tui.run_report import print_report
 
     # The driver's tensors are small: handing them to several threads costs more than it gives.
@@ -156,6 +206,18 @@ def run(
                 check_every=check_every,
                 record=record,
                 stacks=stacks,
+                prefix_cache=prefix_cache,
+                evict=evict,
+                checkpoint_grid=checkpoint_grid,
+                priority=priority,
+                mem_fraction_static=_ratio("--mem-fraction-static", mem_fraction_static),
+                max_total_tokens=max_total_tokens,
+                max_running_requests=max_running_requests,
+                swa_full_tokens_ratio=_ratio("--swa-full-tokens-ratio", swa_full_tokens_ratio),
+                mamba_full_memory_ratio=_ratio(
+                    "--mamba-full-memory-ratio", mamba_full_memory_ratio
+                ),
+                max_mamba_cache_size=max_mamba_cache_size,
             )
         )
         with _progress(job) as tell:
@@ -172,6 +234,15 @@ def run(
         raise typer.Exit(1)
     if stopped[0]:
         raise typer.Exit(130)
+
+
+def _ratio(option: str, text: str | None) -> Fraction | None:
+    if text is None:
+        return None
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{option} {text!r} is not a number; write it like 0.8") from None
 
 
 def _run_beside(context: typer.Context, record: str | None) -> int:

@@ -31,7 +31,9 @@ def page_rows(details: PageDetails, band: int, in_flight: tuple[int, ...]) -> li
         text = f"request {details.owner}{tokens}; Enter lists its pages"
         said.append(Row(-1, -1, "Owner", text, opens=("request", details.owner)))
     elif details.owner == CACHE:
-        users = f"; {len(details.users):,} requests use it" if details.users else "; nobody uses it"
+        count = len(details.users)
+        users = f"; {count:,} requests use it" if count else "; nobody uses it"
+        users = "; 1 request uses it" if count == 1 else users
         add("Owner", f"the prefix cache{users if details.shared or details.users else ''}")
         for user in details.users[:_USERS]:
             text = f"request {user} shares it; Enter lists its pages"

@@ -138,6 +138,7 @@ def _cache_rows(state: ArenaState) -> list[Row]:
         return []
     sharers = sum(bool(pages.size) for pages in state.shared.values())
     used = f"{sharers:,} requests share some" if sharers else "no request uses them"
+    used = "1 request shares some" if sharers == 1 else used
     return [Row(-1, -1, "Cache", f"prefix cache: owns {owned} pages; {used}")]
 
 
@@ -166,6 +167,7 @@ def _request_rows(state: ArenaState) -> list[Row]:
         when = f"since event {since[number]:,}" if since[number] >= 0 else "since before a keyframe"
         shared = len(state.shared.get(number, ()))
         shares = f", shares {shared:,} with the cache" if shared else ""
-        text = f"request {number}{tokens}: owns {', '.join(held[number])} pages{shares}, {when}"
+        noun = "page" if held[number][-1].startswith("1 ") else "pages"
+        text = f"request {number}{tokens}: owns {', '.join(held[number])} {noun}{shares}, {when}"
         rows.append(Row(since[number], -1, "Request", text, request=number))
     return rows

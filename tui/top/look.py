@@ -6,6 +6,7 @@ differ by their characters too, so that nothing is lost without colour.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -79,7 +80,7 @@ class Theme:
 
     def style(self, name: str) -> Style:
         """The style of a name: a colour's name or `bandN`, with `bold`, `reverse` or `bar` (on the
-        colour of bars) after it."""
+        colour of bars) after it; or `under` for what is under the cursor."""
         return _style(self, name)
 
 
@@ -89,7 +90,8 @@ def _style(theme: Theme, name: str) -> Style:
     colour, bold, reverse, background = theme.foreground, False, False, theme.background
     if not theme.background:
         strong = "bold" in name or "bad" in name
-        return Style(bold=strong, reverse="reverse" in name or "bar" in name, dim="faint" in name)
+        reverse = any(word in name for word in ("reverse", "bar", "under"))
+        return Style(bold=strong, reverse=reverse, dim="faint" in name)
     for word in words:
         if word.startswith("band"):
             colour = theme.bands[int(word[4:]) % len(theme.bands)]
@@ -97,6 +99,8 @@ def _style(theme: Theme, name: str) -> Style:
             bold = True
         elif word == "reverse":
             reverse = True
+        elif word == "under":
+            colour = theme.foreground
         elif word == "bar":
             background = theme.bar
         else:
@@ -127,6 +131,25 @@ NO_COLOUR = Theme("no-colour", True, "", "", "", "", "", "", "", "", "", ())
 def clean(text: str) -> str:
     """Text from a trace without what could steer a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def shortened(text: str, room: int) -> str:
+    """The text where it fits into `room` characters; else what fits of it, and `…`."""
+    if cell_len(text) <= room:
+        return text
+    return set_cell_size(text, room - 1).rstrip() + "…" if room > 1 else ""
+
+
+def fitting(parts: Iterable[str], separator: str, room: int) -> str:
+    """The first parts, as many as fit into `room` characters as a whole."""
+    said, left = "", room
+    for part in parts:
+        more = separator + part if said else part
+        left -= cell_len(more)
+        if left < 0:
+            break
+        said += more
+    return said
 
 
 def fit(line: Line, width: int, glyphs: Glyphs, fill: str = "") -> Line:

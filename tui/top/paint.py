@@ -134,7 +134,7 @@ def _part(
         case "header":
             lines = [header_line(snapshot, room.width, glyphs)]
         case "second":
-            lines = [second_line(snapshot)]
+            lines = [second_line(snapshot, room.width)]
         case "map":
             lines = [
                 letters_line(snapshot, room.gutter, room.columns),
@@ -144,7 +144,7 @@ def _part(
         case "zoom":
             lines = [zoom_line(snapshot, room.gutter, room.columns, glyphs)]
         case "page":
-            lines = [page_line(snapshot, room.gutter)]
+            lines = [page_line(snapshot, room.gutter, room.columns)]
         case "waterfall":
             lines = waterfall_lines(snapshot, room.gutter, room.columns)
         case "table":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-from bandscope.tui.top.look import Line
+from rich.cells import cell_len
+
+from bandscope.tui.top.look import Line, fitting, shortened
 from bandscope.tui.top.snapshot import Row, Snapshot
 
 TABS = (
@@ -25,7 +27,7 @@ _PLAIN = ("page", "request", "compare")  # their rows are no events
 _WIDE, _MIDDLE = 110, 64
 # Lists with lines about the chosen row have that many below their rows, a title included.
 _DETAILS = {"refusals": 10, "checks": 8, "leases": 4, "tickets": 3}
-_SHORT = 120  # characters: from here on, rows of these fit
+_FITTING = {"leases": 160, "tickets": 120}  # characters: from here on, rows of these fit
 
 
 def tab_title(number: int, tab: str, is_open: bool, width: int) -> str:
@@ -51,14 +53,19 @@ def tab_line(snapshot: Snapshot, open_tab: str, width: int) -> Line:
     for number, tab in enumerate(TABS, 1):
         style = "accent bold reverse" if tab == open_tab else "bar"
         line.append((tab_title(number, tab, tab == open_tab, width), style))
-    line.append((f"  {snapshot.lists.about}", "dim bar"))
+    room = width - sum(len(title) for title, _ in line) - 2
+    about = snapshot.lists.about
+    if cell_len(about) > room:
+        words = fitting(about.split(" "), " ", room - 2)
+        about = f"{words} …" if words else ""
+    line.append((f"  {about}", "dim bar"))
     return line
 
 
 def rows_of(tab: str, count: int, width: int) -> int:
     """How many rows a list has in `count` lines: the rest is about the chosen one."""
     about = _DETAILS.get(tab, 0)
-    if width >= _SHORT and tab in ("leases", "tickets"):
+    if width >= _FITTING.get(tab, width + 1):
         about = 0
     return count if count < 6 else max(2, count - about)
 
@@ -108,12 +115,16 @@ def _row(row: Row, marked: bool, later: bool, width: int, timed: bool, plain: bo
         return line + [(text, style + end) for text, style in row.pieces]
     if plain:
         line.append((f"{row.kind:<13.13} ", "bold" + end))
-        return [*line, (row.text, (f"band{row.band}" if row.band >= 0 else "") + end)]
+        return _told(line, row.text, (f"band{row.band}" if row.band >= 0 else "") + end, width)
     line.append((f"{sequence:>11} ", faint))
     if timed:
         line.append((f"{when:>12} ", faint))
     if row.lane:
         line.append((f"{row.lane} ", "accent" + end))
     line.append((f"{row.kind:<12.12} " if width >= 50 else f"{row.kind:<9.9} ", "bold" + end))
-    line.append((row.text, style + end))
-    return line
+    return _told(line, row.text, style + end, width)
+
+
+def _told(line: Line, text: str, style: str, width: int) -> Line:
+    room = width - sum(len(piece) for piece, _ in line)
+    return [*line, (shortened(text, room), style)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bandscope.allocator.events import CACHE
 from bandscope.inspect.spelling import who
-from bandscope.tui.top.look import Glyphs, Line
+from bandscope.tui.top.look import Glyphs, Line, fitting
 from bandscope.tui.top.placing import place, sink_columns
 from bandscope.tui.top.snapshot import Cell, Run, Snapshot
 from bandscope.tui.units import spell_bytes, spell_seconds
@@ -13,6 +13,8 @@ _STATE_STYLES = {
     Cell.GAP: "faint", Cell.SINK: "dim", Cell.HOLE: "dim", Cell.PENDING: "warn",
     Cell.PINNED: "bad bold",
 }  # fmt: skip
+# These hide or keep what they are in reverse, so the cursor has a colour of its own on them.
+_FILLED = frozenset("█▓▒░")
 _USERS_SHOWN = 4
 
 
@@ -49,7 +51,7 @@ def _runs(runs: tuple[Run, ...], glyphs: Glyphs, cursor: int = -1) -> Line:
         if at <= cursor < at + run.length:
             before = cursor - at
             line.append((glyph * before, style))
-            line.append((glyph, f"{style} reverse"))
+            line.append((glyph, "under" if glyph in _FILLED else f"{style} reverse"))
             line.append((glyph * (run.length - before - 1), style))
         else:
             line.append((glyph * run.length, style))
@@ -117,7 +119,8 @@ def _lettered(line: Line, letters: dict[int, str]) -> Line:
     at = 0
     for text, style in line:
         for offset, character in enumerate(text, at):
-            mark = f"accent bold{' reverse' if 'reverse' in style else ''}"
+            here = style == "under" or "reverse" in style
+            mark = f"accent bold{' reverse' if here else ''}"
             piece = (letters[offset], mark) if offset in letters else (character, style)
             if result and result[-1][1] == piece[1]:
                 result[-1] = result[-1][0] + piece[0], piece[1]
@@ -127,8 +130,8 @@ def _lettered(line: Line, letters: dict[int, str]) -> Line:
     return result
 
 
-def page_line(snapshot: Snapshot, gutter: int) -> Line:
-    """What is known of the page under the cursor."""
+def page_line(snapshot: Snapshot, gutter: int, columns: int) -> Line:
+    """What is known of the page under the cursor, as far as there is room for it."""
     page = snapshot.page
     if page is None:
         return []
@@ -147,7 +150,7 @@ def page_line(snapshot: Snapshot, gutter: int) -> Line:
         said.append("pinned by lease " + ", ".join(map(str, page.leases)))
     if page.ticket:
         said.append(f"waits for ticket {page.ticket:,}")
-    return [*_gutter("page", gutter), (", ".join(said), f"band{page.band}")]
+    return [*_gutter("page", gutter), (fitting(said, ", ", columns) or said[0], f"band{page.band}")]
 
 
 def waterfall_lines(snapshot: Snapshot, gutter: int, columns: int) -> list[Line]:

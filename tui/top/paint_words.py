@@ -7,7 +7,7 @@ from functools import lru_cache
 from rich.cells import cell_len
 
 from bandscope.tui.top.keys import GROUPS, Groups
-from bandscope.tui.top.look import Glyphs, Line, clean
+from bandscope.tui.top.look import Glyphs, Line, clean, fitting
 from bandscope.tui.top.snapshot import Device, Snapshot
 from bandscope.tui.units import spell_bytes, spell_seconds, spell_share
 
@@ -128,8 +128,8 @@ def device_words(device: Device) -> list[str]:
     return [f"{device.name}: {' '.join(told)}{problem}"]
 
 
-def second_line(snapshot: Snapshot) -> Line:
-    """Warnings when there are any, else facts."""
+def second_line(snapshot: Snapshot, width: int) -> Line:
+    """Warnings when there are any, and the facts that there is room for."""
     line: Line = []
     for text in (news_of(snapshot), compared_words(snapshot)):
         if text:
@@ -137,7 +137,8 @@ def second_line(snapshot: Snapshot) -> Line:
     warnings = warnings_of(snapshot)
     if warnings:
         line.append((" ! " + " · ".join(warnings) + " ·", "bad bold"))
-    return [*line, (" " + " · ".join(facts_of(snapshot)), "dim")]
+    room = width - 1 - sum(cell_len(text) for text, _ in line)
+    return [*line, (" " + fitting(facts_of(snapshot), " · ", room), "dim")]
 
 
 # Actions, the most needed first, in words; keys are those that are in force.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,13 +76,17 @@ def help_lines(
     """Every key, in two columns where there is room; then the mouse, and the characters."""
     lines: list[Line] = [[(" bandscope top: keys", "accent bold")], []]
     cells: list[Line] = []
+    wide = width >= 130
+    room = width // 2 if wide else width
     for group, keys in groups:
         cells.append([(f" {group}", "bold")])
-        cells += [[(f"   {key.shown:<17} ", "accent"), (key.help, "")] for key in keys]
+        for key in keys:
+            cells += _explained(f"   {key.shown:<17} ", key.help, room)
         cells.append([])
     cells.append([(" Mouse and more", "bold")])
-    cells += [[(f"   {what:<22} ", "accent"), (does, "")] for what, does in MOUSE]
-    if width >= 130:
+    for what, does in MOUSE:
+        cells += _explained(f"   {what:<22} ", does, room)
+    if wide:
         half = -(-len(cells) // 2)
         right = cells[half:] + [[]]
         for one, other in zip(cells[:half], right, strict=False):
@@ -90,16 +95,32 @@ def help_lines(
         lines += cells
     lines += [[], [(" Characters of the maps", "bold")]]
     legend = (*LEGEND, *LEGEND_OF_CACHE) if has_cache else LEGEND
-    said = "   ".join(f"{glyphs.cells[cell]} {name}" for cell, name in legend)
-    lines.append([(f"   {said}", "")])
-    lines.append([(
-        f"   {glyphs.left} moved from   {glyphs.came} moved to   {glyphs.cursor} cursor   "
-        f"{glyphs.differs} differs   ~ before a figure: an estimate", "",
-    )])  # fmt: skip
-    told = "   ".join(f"{letter} {WORDS[kind]}" for kind, letter in LETTERS.items())
-    lines.append([(f"   in the zoom, while comparing: {told}", "")])
+    lines += _side_by_side([f"{glyphs.cells[cell]} {name}" for cell, name in legend], width)
+    lines += _side_by_side([
+        f"{glyphs.left} moved from", f"{glyphs.came} moved to", f"{glyphs.cursor} cursor",
+        f"{glyphs.differs} differs", "~ before a figure: an estimate",
+    ], width)  # fmt: skip
+    told = [f"{letter} {WORDS[kind]}" for kind, letter in LETTERS.items()]
+    lines += _side_by_side([f"in the zoom, while comparing: {told[0]}", *told[1:]], width)
     lines += [[], [(" Up and Down scroll; any other key closes this.", "dim")]]
     return lines
+
+
+def _explained(key: str, text: str, width: int) -> list[Line]:
+    """A key and what it does, which goes on below itself where there is no room beside."""
+    first, *more = textwrap.wrap(text, max(10, width - len(key) - 1))
+    return [[(key, "accent"), (first, "")], *([(" " * len(key) + part, "")] for part in more)]
+
+
+def _side_by_side(parts: list[str], width: int) -> list[Line]:
+    """Parts in as many lines as they need; none is torn apart."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) + 3 < width:
+            lines[-1] += f"   {part}"
+        else:
+            lines.append(f"   {part}")
+    return [[(line, "")] for line in lines]
 
 
 class HelpScreen(_Lines):

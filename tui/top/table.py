@@ -45,7 +45,7 @@ COLUMNS = (
 )
 # Where the arena has a prefix cache.
 CACHED = Column("cached", 9, 1, lambda band: spell_short(band.cached or 0))
-_SPARK_FROM = 130
+_MOVED = "moved over time"
 
 
 def chosen_columns(width: int, has_cache: bool = False) -> list[Column]:
@@ -81,9 +81,10 @@ def table_lines(snapshot: Snapshot, width: int, count: int, glyphs: Glyphs) -> l
     first = name_width(width)
     title = f"{' pages' if width >= 60 else ' band':<{first}}"
     title += "".join(f"{column.title:>{column.width}}" for column in columns)
-    spark = width >= _SPARK_FROM
+    room = width - len(title) - 2
+    spark = room >= len(_MOVED)
     if spark:
-        title += "  moved over time"
+        title += f"  {_MOVED}"
     lines: list[Line] = [[(title, "dim bar")]]
     cursor = snapshot.view.cursor
     for index, band in enumerate(snapshot.bands):
@@ -93,7 +94,7 @@ def table_lines(snapshot: Snapshot, width: int, count: int, glyphs: Glyphs) -> l
         line.append((f"{band.name:<{first - 3}.{first - 3}}", style))
         line.append(("".join(f"{column.value(band):>{column.width}}" for column in columns), ""))
         if spark:
-            line.append(("  " + sparkline(band.spark, glyphs), style))
+            line.append(("  " + sparkline(band.spark[-room:], glyphs), style))
         lines.append(line)
     if len(lines) > count and count > 1:
         hidden = len(lines) - count + 1
