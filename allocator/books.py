@@ -284,18 +284,24 @@ class Books:
 
     # --- the prefix cache -------------------------------------------------------------------------
 
+    def graft(self, band: Band, virtual: Pages, into: Pages, request: int) -> None:
+        """Pages of the cache that a window band has lost lie there again, where a request's copies lay.
+        Whatever may still write a copy writes the cache's page."""
+        if not virtual.size:
+            return
+        band.table.rename(virtual, into)
+        self.tickets.rename(band.index, virtual, into)
+        if self.observer is not None:
+            self.observer.graft(request, band.name, virtual, into)
+
     def evict(self, demand: Sequence[int], per_band: Sequence[Pages]) -> None:
         """Free what the prefix cache gives up for a demand."""
         if self.observer is not None and any(ids.size for ids in per_band):
             self.observer.evict(tuple(demand), tuple(int(ids.size) for ids in per_band))
-        self.free_cached(per_band)
-        self.tell_extents("evict")
-
-    def free_cached(self, per_band: Sequence[Pages]) -> None:
-        """Free pages that were the cache's, per band, and their ids."""
         for band, ids in zip(self.bands, per_band, strict=True):
             self.drop(band, ids, events.CACHE)
         self.release_ids(per_band)
+        self.tell_extents("evict")
 
     def release_ids(self, per_band: Sequence[Pages]) -> None:
         """The ids of pages that no band holds any more."""

@@ -92,15 +92,10 @@ class PrefixCache:
         self.sharing[request].pages = pages
         self._ledger.cached[self._ledger.row(request)] = pages
 
-    def trim(self, requests: Sequence[int]) -> None:
-        """Windows of these requests were trimmed: their leases let go of what lies before."""
-        ledger = self._ledger
-        rows = ledger.rows(requests)
-        # Once a window has left the cached prefix behind, the lease holds nothing of it any more.
-        for row in rows[ledger.cached[rows] > 0].tolist():
-            lease = self.tree.held(self.sharing[int(ledger.request[row])].lease)
-            if any(start < lease.node.stop for start in lease.window_from):
-                self.tree.trim(lease.number, int(ledger.length[row]))
+    def trim(self, requests: Sequence[int], lengths: Sequence[int]) -> None:
+        """Windows of these requests, which have so many tokens, have left shared pages behind."""
+        for request, length in zip(requests, lengths, strict=True):
+            self.tree.trim(self.sharing[request].lease, length)
 
     # --- pins --------------------------------------------------------------------------------------
 

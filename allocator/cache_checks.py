@@ -100,8 +100,10 @@ def _leases(books: Books, cache: PrefixCache) -> Iterator[tuple[str, str]]:
     for number, pin in books.pins.pins.items():
         if pin.band == books.state:
             continue
-        generation = books.ids.generation[pin.virtual]
-        names = pin.virtual[(generation == pin.generation) & tree.owned_of(pin.virtual)]
+        # By place: a graft gives a pinned page another name.
+        names = books.bands[pin.band].table.virtual_at[pin.places]
+        names = names[names >= 0]
+        names = names[tree.owned_of(names)]
         lease = tree.leases.get(cache.pin_leases.get(number, -1))
         held = set()
         if lease is not None:

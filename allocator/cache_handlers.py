@@ -173,8 +173,8 @@ def _insert(
     lease: int | None,
     checkpoints: Sequence[tuple[int, int]] = (),
 ) -> Inserted:
-    """Publish the whole launched pages of a request that its key names. Pages that lose their owner
-    are freed; the row names the cache's."""
+    """Publish the whole launched pages of a request that its key names. Copies that are not needed
+    are freed; the row names the cache's pages."""
     tree, ledger = cache.tree, books.ledger
     sharing = cache.sharing[request]
     unit = tree.shape.unit
@@ -195,8 +195,9 @@ def _insert(
     ledger.pages[row, start : published.depth] = shared
     if shared.size and books.observer is not None:
         books.observer.share(request, start, shared)
+    for window, (virtual, into) in zip(tree.shape.windows, published.grafts, strict=True):
+        books.graft(books.bands[window], virtual, into, request)
     _free(books, published.duplicates, request)
-    books.free_cached(published.replaced)
     return published
 
 

@@ -150,6 +150,17 @@ class Share:
 
 
 @dataclass(slots=True)
+class Graft:
+    """In one window band, pages `into[i]` of the prefix cache lie where pages `virtual[i]` of a request
+    lay, which hold nothing there any more. Nothing was copied."""
+
+    request: int
+    band: str
+    virtual: Pages
+    into: Pages
+
+
+@dataclass(slots=True)
 class Eviction:
     """The prefix cache gives up pages (`counts` per band, in chain order) for a demand."""
 
@@ -172,7 +183,7 @@ class StateCopy:
 
 Effect = (
     BandMove | PageMove | LeaseBegin | LeaseEnd | Pending | Reclaim | Barrier | Launched | Done
-    | Publish | Refusal | Share | Eviction | StateCopy
+    | Publish | Refusal | Share | Graft | Eviction | StateCopy
 )
 
 
@@ -228,6 +239,8 @@ class Observer(Protocol):
 
     def share(self, request: int, first_page: int, virtual: Pages) -> None: ...
 
+    def graft(self, request: int, band: str, virtual: Pages, into: Pages) -> None: ...
+
     def evict(self, demand: tuple[int, ...], counts: tuple[int, ...]) -> None: ...
 
     def state_copy(
@@ -259,6 +272,7 @@ class NullObserver:
     publish: Any = _ignore
     refusal: Any = _ignore
     share: Any = _ignore
+    graft: Any = _ignore
     evict: Any = _ignore
     state_copy: Any = _ignore
 
@@ -288,6 +302,7 @@ class EffectObserver(NullObserver):
     publish = _as_object(Publish)
     refusal = _as_object(Refusal)
     share = _as_object(Share)
+    graft = _as_object(Graft)
     evict = _as_object(Eviction)
     state_copy = _as_object(StateCopy)
 

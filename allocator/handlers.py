@@ -89,7 +89,8 @@ def decode(books: Books, op: ops.Decode) -> Outcome:
 def trim_window(books: Books, op: ops.TrimWindow) -> Outcome:
     ledger = books.ledger
     rows = ledger.rows(op.requests)
-    lengths = ledger.length[rows]
+    lengths, cached = ledger.length[rows], ledger.cached[rows]
+    loosened = np.zeros(rows.size, bool)
     for number, (index, window) in enumerate(
         zip(books.windows, books.window_lengths, strict=True)
     ):
@@ -103,12 +104,13 @@ def trim_window(books: Books, op: ops.TrimWindow) -> Outcome:
         stop = np.maximum(keep, first)
         own = first
         if books.cache is not None:
-            own = np.clip(ledger.cached[rows], first, stop)
+            own = np.clip(cached, first, stop)
+            loosened |= own > first
         virtual = ledger.spans(rows, own, stop)
         books.drop(books.bands[index], virtual, np.repeat(ledger.request[rows], stop - own))
         ledger.first_kept[rows, number] = stop
     if books.cache is not None:
-        books.cache.trim(op.requests)
+        books.cache.trim(ledger.request[rows[loosened]].tolist(), lengths[loosened].tolist())
     books.tell_extents("trim")
     return DONE
 

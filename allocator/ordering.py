@@ -84,6 +84,17 @@ class Tickets:
         self.ordered_through = self.issued
         return self.issued
 
+    def rename(self, band: int, virtual: Pages, into: Pages) -> None:
+        """Pages of `band` bear other names: what launched work may write, it writes under these."""
+        order = np.argsort(virtual)
+        for writes in self.in_flight.values():
+            if band not in writes:
+                continue
+            found = np.searchsorted(virtual, writes[band], sorter=order)
+            which = order[np.minimum(found, virtual.size - 1)]
+            # A new array: token bands share one.
+            writes[band] = np.where(virtual[which] == writes[band], into[which], writes[band])
+
     def unsettled_writes(self, band: int) -> Pages:
         """Virtual pages of `band` that launched, unsettled work may still write."""
         parts = [

@@ -221,9 +221,7 @@ class PrefixTree(PrefixBooks):
         `checkpoints`: (tokens, slot) pairs to give away, tokens on the grid and inside the pages.
 
         `lease`: the request goes on, and its lease is moved to the end of what it published; it uses
-        `Inserted.pages` from then on. Where another request holds the same pages without the window
-        rows that this one needs, publishing ends before them (`Inserted.depth`), and the request
-        keeps its own. Without a lease it is done with them, and everything is published.
+        `Inserted.pages` from then on. Without a lease it is done with them.
         """
         with self._changing("insert"):
             self._check_clock(clock)

@@ -124,6 +124,13 @@ class PageTable:
         self._dirty.append(virtual)
         return places
 
+    def rename(self, virtual: Pages, into: Pages) -> None:
+        """What `virtual[i]` was mapped to belongs to `into[i]` from now on, which was unmapped."""
+        places = self.place_of[virtual]
+        self.place_of[virtual] = UNMAPPED
+        self._dirty.append(virtual)
+        self.bind(into, places)
+
     def rebind(
         self, sources: Pages, destinations: Pages, vacated: Sequence[Pages | slice] | None = None
     ) -> Pages:

@@ -251,9 +251,14 @@ class Engine:
             checkpoints=given,
             lease=lease,
         )
-        self.follow(run, result, mine, given, lease)
+        self.follow(run, result, mine, given)
+        for band, (virtual, into) in zip(self.shape.windows, result.grafts, strict=True):
+            for old, new in zip(virtual.tolist(), into.tolist(), strict=True):
+                self.live[band].remove(old)
+                assert new not in self.live[band], "a graft onto a page that is there"
+                assert self.content[old] == self.content[new]
+                self.live[band].add(new)
         self.free(result.duplicates)
-        self.free(result.replaced)
         run.checkpoints = [pair for pair in run.checkpoints if pair not in given]
         if lease is None:
             self.drop(run, count)
@@ -267,50 +272,33 @@ class Engine:
         result: Inserted,
         mine: list[int],
         given: list[tuple[int, int]],
-        lease: int | None,
     ) -> None:
         """Every page and slot went where it may, and the dictionary follows."""
         shape, p = self.shape, self.shape.page_size
-        full, _, _ = self.held()
         taken, canonical = set(result.taken.tolist()), result.pages.tolist()
         duplicates = [set(ids.tolist()) for ids in result.duplicates]
-        replaced = [set(ids.tolist()) for ids in result.replaced]
-        assert len(canonical) == result.depth
+        grafts = [dict(zip(*map(np.ndarray.tolist, pair), strict=True)) for pair in result.grafts]
+        assert len(canonical) == result.depth == len(mine)
         known = 0
         for i, page in enumerate(mine):
             name = self.prefix(run.tokens, i + 1)
             entry = self.cache.get(name)
             kept = [i >= first for first in run.kept_from]
-            if entry is not None:
-                gains = [m and not t for m, t in zip(kept, entry.kept, strict=True)]
-                losses = [t and not m for m, t in zip(kept, entry.kept, strict=True)]
-            if i >= result.depth:
-                # Publishing ended because this page's window rows would have been lost.
-                assert lease is not None and entry is not None
-                if i == result.depth:
-                    assert page != entry.page and any(gains)
-                    assert name in full or len(shape.windows) > 1
-                break
             if entry is None:
                 assert page in taken and canonical[i] == page
                 self.cache[name] = Entry(page, kept, self.clock)
                 continue
             known += 1
             entry.clock = self.clock
+            assert canonical[i] == entry.page and page not in taken
             if entry.page == page:
-                assert canonical[i] == page and page not in taken
-            elif page in taken:
-                assert name not in full and not any(losses)
-                assert entry.page in replaced[shape.full] and canonical[i] == page
-                for w, band in enumerate(shape.windows):
-                    assert (entry.page in replaced[band]) == entry.kept[w]
-                entry.page, entry.kept = page, kept
-            else:
-                assert canonical[i] == entry.page and page in duplicates[shape.full]
-                for w, band in enumerate(shape.windows):
-                    assert (page in duplicates[band]) == kept[w]
-                if len(shape.windows) == 1 and any(gains):
-                    assert name in full and lease is None
+                continue
+            assert page in duplicates[shape.full]
+            for w, band in enumerate(shape.windows):
+                gains = kept[w] and not entry.kept[w]
+                assert grafts[w].get(page) == (entry.page if gains else None)
+                assert (page in duplicates[band]) == (kept[w] and not gains)
+                entry.kept[w] = entry.kept[w] or kept[w]
         assert result.cached_tokens == known * p
         for at, slot in given:
             name = self.prefix(run.tokens, at // p)

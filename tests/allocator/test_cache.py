@@ -151,6 +151,80 @@ def test_trimming_a_shared_window_gives_it_back_to_the_cache() -> None:
     healthy(arena)
 
 
+def lost_window(arena: Arena) -> None:
+    """Request 1 goes on and holds two pages, whose window rows are evicted; request 2 has computed
+    them again, with its forward in flight."""
+    arena.admit(1, key=tuple(range(4)))
+    compute(arena, 1, 2 * PAGE)
+    arena.publish(1)
+    compute(arena, 1, 2 * PAGE)
+    arena.trim_window([1])
+    arena.evict((2, 0))
+    assert arena.admit(2, key=(0, 1)).value == 0, "nothing to start with"
+    arena.extend(2, 2 * PAGE)
+    arena.launch([2])
+
+
+def test_window_rows_come_back_by_a_graft_while_others_hold_the_page() -> None:
+    log = EventLog()
+    arena = cached_arena(observer=log)
+    lost_window(arena)
+    mine, _ = arena.pages_of(2, "window_8")
+    log.clear()
+    assert arena.publish(2).value == 2 * PAGE
+    assert arena.pages_of(2, "window_8")[0].tolist() == mine.tolist(), "no page has moved"
+    assert not log.of(events.PageMove)
+    (graft,) = log.of(events.Graft)
+    shared = arena.books.ledger.token_pages(arena.books.ledger.row(2))
+    assert graft.into.tolist() == shared.tolist() != graft.virtual.tolist()
+    assert arena.admit(3, key=(0, 1)).value == 2 * PAGE
+    healthy(arena)
+
+
+def test_a_grafted_page_is_still_what_the_forward_in_flight_writes() -> None:
+    """Compaction at leisure leaves it where it is until that forward is settled."""
+    arena = cached_arena(compact_hole_share=0.0)
+    lost_window(arena)
+    arena.publish(2)
+    shared = arena.books.ledger.token_pages(arena.books.ledger.row(2))
+    window = arena.plan.bands.index(next(b for b in arena.plan.bands if b.kind == "window"))
+    assert set(shared.tolist()) <= set(arena.books.tickets.unsettled_writes(window).tolist())
+    before = arena.pages_of(2, "window_8")[0].tolist()
+    arena.release(1)
+    arena.compact()
+    assert arena.pages_of(2, "window_8")[0].tolist() == before
+    healthy(arena)
+
+
+def test_the_device_learns_both_names_of_a_grafted_page() -> None:
+    arena = cached_arena(device="cpu")
+    lost_window(arena)
+    arena.publish(2)
+    window = arena.plan.bands.index(next(b for b in arena.plan.bands if b.kind == "window"))
+    arena.launch([2])
+    mirror = arena.device.mirror(window)
+    assert mirror is not None
+    band = arena.books.bands[window]
+    places = band.table.place_of
+    assert mirror.tolist() == [-1 if p < 0 else int(band.physical(p)) for p in places]
+
+
+def test_a_pinned_copy_that_is_grafted_is_held_under_its_new_name() -> None:
+    arena = cached_arena(units=9 * 6)
+    lost_window(arena)
+    pin = arena.lease(2, "window_8", 0, 2)
+    place = arena.pages_of(2, "window_8")[0].tolist()
+    arena.publish(2)
+    arena.release(2)
+    arena.release(1)
+    assert arena.evict((9, 9)).value == 0
+    healthy(arena)
+    arena.end_lease(pin)
+    healthy(arena)
+    assert arena.admit(3, key=(0, 1)).value == 2 * PAGE
+    assert arena.pages_of(3, "window_8")[0].tolist() == place
+
+
 # --- states ---------------------------------------------------------------------------------------
 
 
@@ -430,7 +504,7 @@ def test_at_random_nothing_is_lost_and_nothing_is_wrong(name: str) -> None:
     assert {"Admit", "Publish", "Evict", "Release", "matched", "memory"} <= {w for w in seen if seen[w]}
 
 
-@pytest.mark.parametrize("name", ["P2m", "P3", "P4"])
+@pytest.mark.parametrize("name", ["P2w", "P2m", "P3", "P4"])
 def test_no_copy_and_no_reuse_overtakes_a_forward(name: str) -> None:
     """A device that knows what forwards in flight touch refuses whatever no barrier orders."""
     copies = 0
@@ -447,7 +521,7 @@ def test_no_copy_and_no_reuse_overtakes_a_forward(name: str) -> None:
                 device.completed(operation.ticket)
             engine.step(arena, operation)
         copies += sum(call[0] == "copy" for call in device.calls)
-    assert copies > 10
+    assert copies > 10 or arena.books.state is None
 
 
 @pytest.mark.parametrize("name", ["P2w", "P2m", "P3", "P4"])

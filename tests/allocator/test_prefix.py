@@ -142,16 +142,40 @@ def test_a_state_match_ends_at_the_deepest_checkpoint_and_copies_it() -> None:
     assert result.duplicates[0].tolist() == [7] and result.duplicates[1].tolist() == list(range(20, 25))
 
 
-def test_pages_recomputed_after_their_window_was_evicted_come_back() -> None:
+def lists(pair: tuple[np.ndarray, np.ndarray]) -> tuple[list[int], list[int]]:
+    return pair[0].tolist(), pair[1].tolist()
+
+
+def test_window_rows_recomputed_after_their_eviction_come_back() -> None:
     tree = PrefixTree(WINDOW)
     put(tree, tokens(6), 10, kept_from=[4])
     tree.evict_counts([2, 0])
     assert tree.match(tokens(6), 2).tokens == 0 and tree.cached == [0, 6]
     result = put(tree, tokens(6), 20, clock=3, kept_from=[4])
-    assert result.taken.tolist() == [24, 25]  # the tree's own copies of these go
-    assert [part.tolist() for part in result.replaced] == [[], [14, 15]]
-    assert [part.tolist() for part in result.duplicates] == [[], [20, 21, 22, 23]]
-    assert tree.match(tokens(6), 4).pages.tolist() == [10, 11, 12, 13, 24, 25]
+    assert not result.taken.size and lists(result.grafts[0]) == ([24, 25], [14, 15])
+    assert [part.tolist() for part in result.duplicates] == [[], list(range(20, 26))]
+    assert tree.match(tokens(6), 4).pages.tolist() == list(range(10, 16))
+    assert check(tree) == []
+
+
+def test_a_graft_takes_only_the_rows_that_the_tree_lacks() -> None:
+    tree = PrefixTree(WINDOW)
+    put(tree, tokens(6), 10, kept_from=[4])
+    tree.evict_counts([1, 0])
+    result = put(tree, tokens(6), 20, clock=3, kept_from=[2])
+    assert lists(result.grafts[0]) == ([22, 23, 24], [12, 13, 14])
+    assert [part.tolist() for part in result.duplicates] == [[25], list(range(20, 26))]
+    assert tree.cached == [4, 6] and check(tree) == []
+
+
+def test_a_graft_is_a_use() -> None:
+    """What was computed again goes after what has not been used for longer."""
+    tree = PrefixTree(WINDOW)
+    put(tree, tokens(6), 10, clock=1, kept_from=[4])
+    tree.evict_counts([2, 0])
+    put(tree, tokens(6, 50), 30, clock=2, kept_from=[4])
+    put(tree, tokens(6), 20, clock=3, kept_from=[4])
+    assert tree.evict_counts([2, 0]).pages[0].tolist() == [34, 35]
 
 
 def test_window_rows_of_shared_pages_are_the_trees_to_know() -> None:
@@ -159,30 +183,24 @@ def test_window_rows_of_shared_pages_are_the_trees_to_know() -> None:
     put(tree, tokens(6), 10, kept_from=[4])
     tree.evict_counts([2, 0])
     result = tree.insert(tokens(6), ids(10, 11, 12, 13, 24, 25), 2, kept_from=[2])
-    assert [part.tolist() for part in result.replaced] == [[], [14, 15]]
+    assert lists(result.grafts[0]) == ([24, 25], [14, 15])
     assert tree.cached == [2, 6] and check(tree) == []
 
 
-def test_held_pages_without_their_window_are_not_swapped() -> None:
+def test_rows_are_grafted_whoever_holds_the_page_and_with_a_lease() -> None:
     tree = PrefixTree(WINDOW)
     lease = tree.lock(put(tree, tokens(6), 10, kept_from=[4]))
     tree.trim(lease, 6 * 4 + 20)  # its request has gone on, and needs these window pages no more
     tree.evict_counts([2, 0])
     assert tree.cached == [0, 6]
-    # A request that computed them anew and goes on keeps its own: publishing ends before them.
     mine = tree.lock(tree.match(tokens(6), 2))
     result = tree.insert(tokens(6), ids(*range(20, 26)), 3, kept_from=[4], lease=mine)
-    assert result.depth == 4 and result.pages.tolist() == [10, 11, 12, 13]
-    assert [part.tolist() for part in result.duplicates] == [[], [20, 21, 22, 23]]
-    # When it ends, its copies are duplicates; when the other lease has ended too, they replace.
-    again = [10, 11, 12, 13, 24, 25]
-    snapshot = tree.snapshot()
-    result = tree.insert(tokens(6), ids(*again), 4, kept_from=[4])
-    assert [part.tolist() for part in result.duplicates] == [[24, 25], [24, 25]]
-    tree.restore(snapshot)
+    assert result.depth == 6 and result.pages.tolist() == list(range(10, 16))
+    assert lists(result.grafts[0]) == ([24, 25], [14, 15])
+    assert tree.evictable == [0, 0], "the publisher goes on and needs them"
+    tree.unlock(mine)
+    assert tree.evictable == [2, 0], "the other one does not"
     tree.unlock(lease)
-    result = tree.insert(tokens(6), ids(*again), 4, kept_from=[4])
-    assert [part.tolist() for part in result.replaced] == [[], [14, 15]]
     assert check(tree) == []
 
 

@@ -58,7 +58,7 @@ def test_an_unbounded_tree_hits_what_a_set_of_prefixes_holds(
         fresh = np.arange(asked, asked + blocks.size)
         fresh[: found.depth] = found.pages
         result = tree.insert(blocks, fresh, clock)
-        assert not result.duplicates[0].size and not result.replaced[0].size
+        assert not result.duplicates[0].size and not result.grafts
         asked += int(blocks.size)
         hits += found.depth
     assert tree.cached == [asked - hits] == [len(known.names)]
