@@ -171,8 +171,7 @@ class CachedPoolMemory(PoolMemory):
         )
         ledger.pages[row, : published.depth] = published.pages
         ledger.cached[row] = published.depth
-        for index, gone in enumerate(zip(published.duplicates, published.replaced, strict=True)):
-            self.used[index] -= sum(ids.size for ids in gone)
+        self.used -= [ids.size for ids in published.duplicates]
         return published
 
     # --- counting -------------------------------------------------------------------------------
