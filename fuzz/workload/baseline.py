@@ -131,10 +131,12 @@ def _pools(
 
 
 def _cost(results: Results) -> tuple[int, float]:
-    """What a split is judged by: requests not served whole, then the mean time to finish."""
+    """What a split is judged by: requests not served whole, in whole percents, then the mean time to
+    finish. To the request exactly, a split that starves all others to hold one more would win."""
     seconds = results.finished_seconds
     lost = sum(results.aborts.values()) + results.clipped_outputs
-    return lost, float(np.mean(seconds)) if seconds else float("inf")
+    percent = 100 * lost // max(1, results.arrived)
+    return percent, float(np.mean(seconds)) if seconds else float("inf")
 
 
 def _search(

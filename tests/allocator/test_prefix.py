@@ -174,7 +174,9 @@ def test_a_graft_is_a_use() -> None:
     put(tree, tokens(6), 10, clock=1, kept_from=[4])
     tree.evict_counts([2, 0])
     put(tree, tokens(6, 50), 30, clock=2, kept_from=[4])
-    put(tree, tokens(6), 20, clock=3, kept_from=[4])
+    longer = np.concatenate([tokens(6), tokens(6, 90)])
+    result = put(tree, longer, 40, clock=3, kept_from=[4])  # its own next token needs none of them
+    assert lists(result.grafts[0]) == ([44, 45], [14, 15])
     assert tree.evict_counts([2, 0]).pages[0].tolist() == [34, 35]
 
 

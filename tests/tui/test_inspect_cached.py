@@ -42,6 +42,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     ("command", "said"),
     [
         (("stats",), ("PublishPrefix", "evicted", "prefix cache", "pages shared", "pages evicted for")),
+        (("stats",), ("grafted",)),
         (("at", "end"), ("of these cached", "shared")),
         (("leaks",), ("Pages of the prefix cache",)),
     ],

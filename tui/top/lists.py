@@ -105,7 +105,8 @@ def place_of(trace: Trace, state: ArenaState, body: Any) -> tuple[int, int] | No
         pages = getattr(body, name, None)
         if pages is not None and len(pages):
             return index, int(pages[0])
-    virtual = getattr(body, "virtual", None)
+    # The pages of a graft lie there under their new names.
+    virtual = getattr(body, "into", getattr(body, "virtual", None))
     if virtual is not None and len(virtual):
         page = int(state.bands[index].page_of[int(virtual[0])])
         return (index, page) if page >= 0 else None

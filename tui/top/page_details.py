@@ -35,7 +35,7 @@ EVENTS_BACK = 400_000
 _STUMBLES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _OWNERS = (Kind.ADMIT_PREFIX, Kind.EXTEND, Kind.DECODE, Kind.LAUNCH, Kind.OUTCOME)
 _SHARES = (Kind.SHARE, Kind.RELEASE, Kind.RELEASE_PREFIX)
-_PAGES = (Kind.LEASE_BEGIN, Kind.LEASE_END, Kind.PAGE_MOVE)
+_PAGES = (Kind.LEASE_BEGIN, Kind.LEASE_END, Kind.PAGE_MOVE, Kind.GRAFT)
 
 
 def facts(state: ArenaState, cursor: tuple[int, int]) -> PageDetails:
@@ -141,6 +141,9 @@ class PageSearch:
                 text = f"from page {body.sources[at]:,} to {body.destinations[at]:,}{urgent}"
                 found["moved"] = Touch(event.sequence, text)
                 found["written"] = Touch(event.sequence, f"moved {text}")
+            elif isinstance(body, events.Graft):
+                if body.band == self.details.band and self.details.virtual in body.into:
+                    found = self._grafted(event, body)
             elif isinstance(body, events.Share):
                 if sharers.take(body) and self.details.owner == CACHE and "shared" not in found:
                     found["shared"] = Touch(event.sequence, f"by {_by(self.trace, event)}")
@@ -151,6 +154,12 @@ class PageSearch:
             if getattr(self.details, name) is None or name == "shared":
                 self._tell(name, touch)
         return "leased" in found
+
+    def _grafted(self, event: Event, body: events.Graft) -> dict[str, Touch]:
+        """A page of the cache that it had lost here: its story begins where a request's page lay."""
+        was = int(body.virtual[np.flatnonzero(body.into == self.details.virtual)[0]])
+        text = f"by {_by(self.trace, event)}, where its page {was} lay (a graft)"
+        return dict.fromkeys(("leased", "shared"), Touch(event.sequence, text))
 
     def _tell(self, name: str, touch: Touch) -> None:
         told: dict[str, Any] = {name: touch}
@@ -240,6 +249,10 @@ class PageSearch:
                     del held[page]
                     text = f"freed by {_by(self.trace, event)}; it held page {virtual} of {holder}"
                     last = Touch(event.sequence, text)
+            elif isinstance(body, events.Graft) and page in held:
+                at = np.flatnonzero(body.virtual == held[page][0])
+                if at.size:
+                    held[page] = int(body.into[at[0]]), who(CACHE)
             elif isinstance(body, events.PageMove):
                 for places, there in ((body.sources, False), (body.destinations, True)):
                     at = np.flatnonzero(places == page)

@@ -101,8 +101,10 @@ def help_lines(
         f"{glyphs.differs} differs", "~ before a figure: an estimate",
     ], width)  # fmt: skip
     told = [f"{letter} {WORDS[kind]}" for kind, letter in LETTERS.items()]
-    lines += _side_by_side([f"in the zoom, while comparing: {told[0]}", *told[1:]], width)
-    lines += [[], [(" Up and Down scroll; any other key closes this.", "dim")]]
+    lines += _side_by_side(["in the zoom, while comparing:", *told], width)
+    lines.append([])
+    close = textwrap.wrap("Up and Down scroll; any other key closes this.", width - 2)
+    lines += [[(f" {part}", "dim")] for part in close]
     return lines
 
 
