@@ -44,6 +44,7 @@ class Pair:
     form: str
     file: str = ""
     evict: str = "lru"
+    most: int = 1 << 30  # requests: prompts of 100,000 tokens are served for long
 
     @property
     def name(self) -> str:
@@ -61,7 +62,7 @@ PAIRS = (
     Pair("qwen3-next-80b-a3b", "mooncake", "mooncake_conversation.jsonl.gz"),
     Pair("qwen3-next-80b-a3b", "azure", "azure_2023_code.csv"),
     Pair("qwen3-next-80b-a3b", SHIFT),
-    Pair("inkling", "agentic", "agentic_coding_48.jsonl.gz"),
+    Pair("inkling", "agentic", "agentic_coding_48.jsonl.gz", most=60),
     Pair("inkling", SHIFT),
 )
 
@@ -79,7 +80,8 @@ def arena_bytes(plan: StoragePlan, workload: str, requests: int, size: int) -> i
 def serve(pair: Pair, traces: Path, size: int, requests: int, speedup: float) -> dict[str, Any]:
     """One cell: the arena and the three splits; `error` where nothing can be served at all."""
     started = time.perf_counter()
-    told: dict[str, Any] = {"pair": pair.name, "size": size}
+    requests = min(requests, pair.most)
+    told: dict[str, Any] = {"pair": pair.name, "size": size, "requests": requests}
     try:
         plan = plan_storage(declare_model(pair.model), page_size=16)
         total = arena_bytes(plan, pair.workload(traces), requests, size)
