@@ -127,6 +127,10 @@ class Coverage(NullObserver):
             if self._watch is not None:
                 self._watch.lease_end(holder, virtual)
 
+    def graft(self, request: int, band: str, virtual: Pages, into: Pages) -> None:
+        if self._watch is not None:
+            self._watch.graft(request, band, into)
+
     def evict(self, demand: tuple[int, ...], counts: tuple[int, ...]) -> None:
         if self._watch is not None:
             self._watch.evict(counts)

@@ -17,9 +17,9 @@ from bandscope.allocator.tables import Pages
 
 (
     MATCHED, PARTIAL, LIMITED, UNMATCHED, WITH_STATE, LACKS_WINDOW, LACKS_STATE, SPLIT, DUPLICATE,
-    REPLACED, ENDED_EARLY, SHARED_TRIM, STALL, CHECKPOINT, CHECKPOINT_THERE, PIN_KEEPS, EMPTIED,
-    SHARERS, FOUND_AGAIN, OUTLIVES,
-) = (1 << bit for bit in range(20))  # fmt: skip
+    GRAFTED, GRAFTED_SHARED, GRAFTED_IN_FLIGHT, GRAFTED_PINNED, SHARED_TRIM, STALL, CHECKPOINT,
+    CHECKPOINT_THERE, PIN_KEEPS, EMPTIED, SHARERS, FOUND_AGAIN, OUTLIVES,
+) = (1 << bit for bit in range(22))  # fmt: skip
 
 RETRACTED_MAX = 8
 
@@ -35,8 +35,8 @@ class CacheWatch:
 
     def clear(self) -> None:
         """The next operation begins."""
-        # Pages that are evicted and not freed yet, that were swapped, that were given up.
-        self._due = self._replaced = self._freed = 0
+        self._freed = 0  # pages that were given up
+        self._grafts: list[tuple[int, str, Pages]] = []  # request, band, pages of the cache
         self.counts: tuple[int, ...] = ()
         self._slots = 0
 
@@ -44,19 +44,16 @@ class CacheWatch:
 
     def evict(self, counts: tuple[int, ...]) -> None:
         self.counts = counts
-        self._due += sum(counts)
+
+    def graft(self, request: int, band: str, into: Pages) -> None:
+        self._grafts.append((request, band, into.copy()))
 
     def lease_begin(self, holder: Any, virtual: Pages, is_state: bool) -> None:
         if type(holder) is int and holder == CACHE and is_state:
             self._slots += virtual.size
 
     def lease_end(self, holder: Any, virtual: Pages) -> None:
-        if type(holder) is int and holder == CACHE:
-            if self._due:
-                self._due -= virtual.size
-            else:
-                self._replaced += virtual.size
-        else:
+        if type(holder) is not int or holder != CACHE:
             self._freed += virtual.size
 
     # --- after the operation ---------------------------------------------------------------------------
@@ -75,11 +72,13 @@ class CacheWatch:
                 case ops.Admit():
                     bits = self._admitted(operation, outcome, arena, cache)
                 case ops.Publish() | ops.Checkpoint():
-                    bits = self._published(operation, outcome, arena, cache)
+                    bits = self._published(operation, outcome, cache)
                 case ops.TrimWindow(requests=requests):
                     bits = self._trimmed(requests, arena)
                 case ops.Release():
                     bits = self._released(operation, cache)
+            for graft in self._grafts:
+                bits |= self._grafted(*graft, arena, cache)
         if self.counts and not any(cache.tree.cached):
             bits |= EMPTIED
         self._next_node = cache.tree.next_node
@@ -122,25 +121,31 @@ class CacheWatch:
                 bits |= LACKS_STATE
         return bits
 
-    def _published(
-        self, operation: Any, outcome: Outcome, arena: Arena, cache: PrefixCache
-    ) -> int:
+    def _published(self, operation: Any, outcome: Outcome, cache: PrefixCache) -> int:
         sharing = cache.sharing[operation.request]
         self._keys[operation.request] = tuple(sharing.key.tolist())
-        shape, bits = cache.tree.shape, 0
+        bits = 0
         is_checkpoint = isinstance(operation, ops.Checkpoint)
         if is_checkpoint and not outcome.value:
-            bits |= STALL if not self._slots else ENDED_EARLY
+            bits |= STALL
         elif is_checkpoint:
             bits |= CHECKPOINT if self._slots else CHECKPOINT_THERE
-        row = arena.books.ledger.row(operation.request)
-        whole = int(arena.books.ledger.launched[row]) // shape.page_size
-        if outcome.value and sharing.pages < min(whole, sharing.key.size // shape.unit):
-            bits |= ENDED_EARLY
-        if self._freed:
-            bits |= DUPLICATE
-        if self._replaced:
-            bits |= REPLACED
+        return bits | DUPLICATE if self._freed else bits
+
+    def _grafted(
+        self, request: int, band: str, into: Pages, arena: Arena, cache: PrefixCache
+    ) -> int:
+        books = arena.books
+        book = next(one for one in books.bands if one.name == band)
+        bits = GRAFTED
+        for other, sharing in cache.sharing.items():
+            shared = books.ledger.pages[books.ledger.row(other), : sharing.pages]
+            if other != request and np.isin(into, shared).any():
+                bits |= GRAFTED_SHARED
+        if np.isin(into, books.tickets.unsettled_writes(book.index)).any():
+            bits |= GRAFTED_IN_FLIGHT
+        if book.pin_count[book.table.place_of[into]].any():
+            bits |= GRAFTED_PINNED
         return bits
 
     def _trimmed(self, requests: tuple[int, ...], arena: Arena) -> int:

@@ -51,6 +51,9 @@ class FuzzDevice(Protocol):
     def state_copied(self, band: int, source: int, destination: int) -> None:
         """The arena has copied a virtual state slot to another."""
 
+    def grafted(self, band: int, virtual: Named, into: Named) -> None:
+        """Pages `into[i]` of the prefix cache lie where pages `virtual[i]` of a request lay."""
+
     def end_copies(self, lease: int) -> None:
         """The holder is about to end this lease (it may not exist): its copies are done."""
 
@@ -86,6 +89,9 @@ class BooksOnly:
         pass
 
     def state_copied(self, band: int, source: int, destination: int) -> None:
+        pass
+
+    def grafted(self, band: int, virtual: Named, into: Named) -> None:
         pass
 
     def end_copies(self, lease: int) -> None:
@@ -151,6 +157,11 @@ class WithBytes(BooksOnly, NullObserver):
     def state_copied(self, band: int, source: int, destination: int) -> None:
         self._stamps[band][destination] = self._stamps[band][source]
         self._known[band][destination] = self._known[band][source]
+
+    def grafted(self, band: int, virtual: Named, into: Named) -> None:
+        old, new = np.asarray(virtual, np.int64), np.asarray(into, np.int64)
+        self._stamps[band][new] = self._stamps[band][old]
+        self._known[band][new] = self._known[band][old]
 
     def forward_over(self, ticket: int, accesses: Accesses) -> None:
         self._launched.add(ticket)

@@ -107,6 +107,8 @@ class Execution:
             if outcome.ok:
                 for copy in model.copies:
                     device.state_copied(*copy)
+                for graft in model.grafts:
+                    device.grafted(*graft)
                 if kind is ops.Launch:
                     touched = model.accesses(operation.requests)  # type: ignore[attr-defined]
                     device.forward_over(outcome.value, touched)

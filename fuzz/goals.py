@@ -153,8 +153,14 @@ GOALS: dict[str, Goal] = {
     "a duplicate was freed while in flight": lambda m: bool(m.cache & cache.DUPLICATE)
     and m.flight > 0 and bool(m.pending),
     "a duplicate was freed under a pin": lambda m: bool(m.cache & cache.DUPLICATE) and m.deferred,
-    "a page of the cache was replaced": lambda m: bool(m.cache & cache.REPLACED),
-    "a publication ended early": lambda m: bool(m.cache & cache.ENDED_EARLY),
+    "window pages were grafted": lambda m: bool(m.cache & cache.GRAFTED),
+    "window pages were grafted while others hold the page": lambda m: bool(
+        m.cache & cache.GRAFTED_SHARED
+    ),
+    "window pages were grafted while a forward in flight writes them": lambda m: bool(
+        m.cache & cache.GRAFTED_IN_FLIGHT
+    ),
+    "window pages were grafted under a pin": lambda m: bool(m.cache & cache.GRAFTED_PINNED),
     "a publication with the gate closed": lambda m: m.kind == "Publish" and m.gate,
     "a shared window was trimmed": lambda m: bool(m.cache & cache.SHARED_TRIM),
     "a cached prefix outlived its request": lambda m: bool(m.cache & cache.OUTLIVES),

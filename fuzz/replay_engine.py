@@ -33,16 +33,21 @@ Accesses = dict[int, tuple[Pages, Pages]]
 
 
 class _StateCopies(NullObserver):
-    """Keeps the copies of states that an operation made: band index and virtual slots."""
+    """Keeps the copies of states that an operation made (band index and virtual slots) and its grafts
+    (band index, old and new virtual pages)."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, int, int]] = []
+        self.grafts: list[tuple[int, Pages, Pages]] = []
         self.names: dict[str, int] = {}
 
     def state_copy(
         self, band: str, source: int, destination: int, from_page: int, to_page: int, why: str
     ) -> None:
         self.made.append((self.names[band], source, destination))
+
+    def graft(self, request: int, band: str, virtual: Pages, into: Pages) -> None:
+        self.grafts.append((self.names[band], virtual.copy(), into.copy()))
 
 
 class ReplayEngine:
@@ -84,7 +89,10 @@ class ReplayEngine:
         """What it does then: run the forward, copy the leased pages."""
         for copy in self._copies.made:
             self.device.state_copied(*copy)
+        for graft in self._copies.grafts:
+            self.device.grafted(*graft)
         self._copies.made.clear()
+        self._copies.grafts.clear()
         if outcome.ok:
             if isinstance(operation, ops.Launch):
                 self.device.forward_over(outcome.value, self._touched)

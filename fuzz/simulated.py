@@ -28,6 +28,7 @@ from bandscope.allocator.errors import MisuseError
 from bandscope.allocator.events import Observer
 from bandscope.allocator.tables import Pages
 from bandscope.fuzz.schedules import Schedule, parse_schedule, spell
+from bandscope.fuzz.simulated_copies import Copies
 from bandscope.fuzz.simulated_expected import Expectation, Named
 from bandscope.fuzz.simulated_order import Order
 from bandscope.fuzz.simulated_work import (
@@ -86,8 +87,7 @@ class SimulatedDevice(InOrderDevice):
         self._in_flight: dict[int, tuple[int, ...]] = {}
         self._done: dict[int, tuple[int, ...]] = {}
         self._read: dict[int, tuple[int, ...]] = {}
-        self._copies: dict[int, list[tuple[tuple[int, ...], BandAccess, frozenset[int]]]] = {}
-        self._loads = 0  # how many of them write pages
+        self._copies = Copies(())
         self._queues: list[deque[Work]] = [deque() for _ in STREAMS]
         self._executed = [0, 0, 0]
         self._choices = bytearray()
@@ -100,8 +100,7 @@ class SimulatedDevice(InOrderDevice):
         self._memory = Memory(total_bytes, page_bytes, virtual_pages)
         self._stamps = Stamps(virtual_pages)
         self._order = Order(self._memory)
-        # By band and virtual page: how many copies of it are not known to be over.
-        self._copied = [np.zeros(count, np.int32) for count in virtual_pages]
+        self._copies = Copies(virtual_pages)
         # The mirrors as they are when all that was issued has been done.
         self._published = self._memory.mirrors
         if not self.schedule.eager:
@@ -213,8 +212,9 @@ class SimulatedDevice(InOrderDevice):
             for band, (reads, writes) in accesses.items()
             if len(reads) or len(writes)
         ]
-        if self._copies:
-            self._wait_for_copies(expected, bands)
+        for access in bands if self._copies else ():
+            for event in self._copies.before(access, expected.generations):
+                self._order.wait(FORWARD, event)
         self.issue(TableReads(ticket, bands, self._stamps), ticket)
         if tells_reads:
             self._read[ticket] = self._order.position(FORWARD)
@@ -234,14 +234,17 @@ class SimulatedDevice(InOrderDevice):
         self._order.wait(COPY, self._order.position(SCHEDULE))
         self._order.wait(COPY, self._order.position(FORWARD))
         self.issue(Copy(lease, touched, self._stamps))
-        copied = frozenset(touched.pages.tolist())
-        self._copies.setdefault(lease, []).append((self._order.position(COPY), touched, copied))
-        self._copied[band][touched.pages] += 1
-        self._loads += not touched.read_count
+        self._copies.begin(lease, touched, self._order.position(COPY))
 
     def state_copied(self, band: int, source: int, destination: int) -> None:
         """The arena has copied a virtual state slot to a fresh one: that holds the same from then on."""
         self._expect().copy(band, source, destination)
+
+    def grafted(self, band: int, virtual: Named, into: Named) -> None:
+        """Pages `into[i]` of the prefix cache lie where pages `virtual[i]` of a request lay."""
+        old, new = np.asarray(virtual, np.int64), np.asarray(into, np.int64)
+        generation = self._expect().rename(band, old, new)
+        self._copies.rename(band, old, new, generation)
 
     def finish(self, ticket: int) -> None:
         """The host saw that the forward has completed, so it and all it depends on have run. To be
@@ -257,9 +260,7 @@ class SimulatedDevice(InOrderDevice):
 
     def end_copies(self, lease: int) -> None:
         """The host saw that the copies of a lease have completed. To be called before `EndLease`."""
-        for event, copy, _ in self._copies.pop(lease, ()):
-            self._copied[copy.band][copy.pages] -= 1
-            self._loads -= not copy.read_count
+        for event in self._copies.end(lease):
             self._run_until(event)
             self._order.host_saw(event)
 
@@ -324,18 +325,6 @@ class SimulatedDevice(InOrderDevice):
             self.works.append(work)
         self._queues[work.stream].append(work)
         self._turn(None)
-
-    def _wait_for_copies(self, expected: Expectation, bands: Sequence[BandAccess]) -> None:
-        """A forward's stream waits for copies whose pages it must not touch yet."""
-        for access in bands:
-            # Few forwards write pages that are being copied, so first ask that of all copies at once.
-            written = self._copied[access.band][access.pages[access.read_count :]]
-            if not self._loads and not np.count_nonzero(written):
-                continue
-            for copies in self._copies.values():
-                for event, copy, copied in copies:
-                    if expected.must_wait(access, copy, copied):
-                        self._order.wait(FORWARD, event)
 
     def _run_until(self, event: tuple[int, ...]) -> None:
         if not self.schedule.eager:

@@ -59,6 +59,14 @@ class Expectation:
         self._meet(band, np.array([source, destination]))
         left[destination] = left[source]
 
+    def rename(self, band: int, virtual: Pages, into: Pages) -> Pages:
+        """Pages of a band are called `into[i]` from now on: that was left there which was left under the
+        old names, whose generation may be past by now. Returns the generations of the new ones."""
+        generation = self.generations(band, into)
+        self._left[band][into] = self._left[band][virtual]
+        self._generation[band][into] = generation
+        return generation
+
     def _meet(self, band: int, pages: Pages) -> Pages:
         """The generations of pages; those not met before are fresh."""
         known = self._generation[band]
@@ -85,20 +93,10 @@ class Expectation:
                 )
         return ""
 
-    def must_wait(self, later: BandAccess, copy: BandAccess, copied: frozenset[int]) -> bool:
-        """True when a copy of the pages `copied` and a later access touch a page of the same owner that
-        one of them writes."""
-        if copy.band != later.band:
-            return False
-        touched = later.pages[later.read_count :] if copy.read_count else later.pages
-        both = copied.intersection(touched.tolist())
-        if not both:
-            return False
-        now = self._ids[copy.band].generation
-        return any(
-            page in both and now[page] == generation
-            for page, generation in zip(copy.pages.tolist(), copy.generation.tolist(), strict=True)
-        )
+    def generations(self, band: int, pages: Pages) -> Pages:
+        """Of which generation pages are now."""
+        found: Pages = self._ids[band].generation[pages]
+        return found
 
 
 def _joined(first: Named, second: Named) -> Pages:

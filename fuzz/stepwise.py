@@ -12,7 +12,7 @@ own (ledger rows), images of the same form are kept here and follow the model.
 
 Left to `full`, since they would cost more than they tell: which places wait for a ticket (the batches,
 their stamps and sizes are compared at each step), which pages forwards in flight write (looked at
-after every fourth launch), what leases say (after a lease began or ended), which rows are yet to be
+after every fourth launch, and where pages were grafted), what leases say (after a lease began or ended), which rows are yet to be
 published (the number of batches is compared), pages of a prefix cache where an operation asks nothing of
 it or it is large (their counts are compared), cells of a wide table of pages that no request holds
 (`ledger_image`), and public answers (`probes` compares one of them every
@@ -207,6 +207,16 @@ def _sees_writes(model: Model, books: Books) -> bool:
     )
 
 
+def _is_renamed_alike(model: Model, books: Books) -> bool:
+    """What launched work writes in bands whose pages got other names."""
+    in_flight = books.tickets.in_flight
+    return all(
+        in_flight[ticket][index].tolist() == model.writes_of(forward, model.bands[index])
+        for index, _, _ in model.grafts
+        for ticket, forward in model.flights.items()
+    )
+
+
 def _is_settled_alike(model: Model, books: Books) -> bool:
     return books.tickets.settled_through == model.settled_through
 
@@ -217,6 +227,9 @@ def _is_held_alike(model: Model, books: Books) -> bool:
 
 # What else to look at after operations that make records of their own.
 LOOKS: dict[type, Callable[[Model, Books], bool]] = {
+    ops.Publish: _is_renamed_alike,
+    ops.Checkpoint: _is_renamed_alike,
+    ops.Release: _is_renamed_alike,
     ops.Launch: _sees_writes,
     ops.Complete: _is_settled_alike,
     ops.Lease: _is_held_alike,

@@ -1,7 +1,7 @@
 """A timeline that applies thousands of records at once, for whoever follows a trace that grows.
 
 It leads to the same states as `Timeline`, which applies one record after the other; whatever is not
-plain (pins, damage, numbers that do not add up) is left to that.
+plain (pins, grafts, damage, numbers that do not add up) is left to that.
 """
 
 from __future__ import annotations
@@ -63,19 +63,30 @@ class BulkTimeline(Timeline):
 
     def _apply(self, segment: SegmentReader, first: int, last: int) -> None:
         records = segment.records[first:last]
-        pinned = np.flatnonzero(
-            _LEASES[records["kind"]] & ((records["flags"] & form.PIN) > 0)
-        )
+        kinds = records["kind"]
+        pinned = _LEASES[kinds] & ((records["flags"] & form.PIN) > 0)
         at = first
-        for place in (pinned + first).tolist():
+        for place in (np.flatnonzero(pinned | (kinds == Kind.GRAFT)) + first).tolist():
             self._apply_part(segment, at, place)
-            self._apply_each(segment, place, place + 1)
+            if kinds[place - first] == Kind.GRAFT:
+                self._apply_graft(segment, place)
+            else:
+                self._apply_each(segment, place, place + 1)
             at = place + 1
         self._apply_part(segment, at, last)
 
     def _apply_each(self, segment: SegmentReader, first: int, last: int) -> None:
         self._touch_all()
         super()._apply(segment, first, last)
+
+    def _apply_graft(self, segment: SegmentReader, index: int) -> None:
+        """Pages change their names between what comes before and after."""
+        super()._apply(segment, index, index + 1)
+        assert self._decoder is not None
+        number = int(segment.records["band"][index])
+        band = self.state.bands[number]
+        pages = band.page_of[self._decoder.pages(index)[1]] - band.base
+        self._scratch[number].dirty[pages >> BLOCK_BITS] = True
 
     def _apply_part(self, segment: SegmentReader, first: int, last: int) -> None:
         if first >= last:

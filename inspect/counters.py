@@ -35,7 +35,8 @@ class BandCounters:
 @dataclass
 class CacheCounters:
     """What the prefix cache did. `admissions`: with a cache; `matches` of them found something,
-    `hit_tokens` in all. `shared`: pages that requests came to share. `checkpoints`: states kept;
+    `hit_tokens` in all. `shared`: pages that requests came to share; `grafted`: window pages that
+    the cache got back from requests that computed them again. `checkpoints`: states kept;
     `stalls`: states that there was no slot for. `evictions`: demands that cached pages went for;
     `evicted`: these pages, by band."""
 
@@ -43,6 +44,7 @@ class CacheCounters:
     matches: int = 0
     hit_tokens: int = 0
     shared: int = 0
+    grafted: int = 0
     checkpoints: int = 0
     stalls: int = 0
     evictions: int = 0
@@ -104,7 +106,7 @@ class Counters(events.NullObserver):
             counters = self.band(band)
             counters.freed += virtual.size
             counters.held -= virtual.size
-            # Pages that the cache swaps for others go as well, but for no demand.
+            # A slot that was taken for a state and is not needed goes as well, but for no demand.
             if self._going and type(holder) is int and holder == events.CACHE:
                 self.cache.evicted[band] += virtual.size
                 self._going -= virtual.size
@@ -112,6 +114,10 @@ class Counters(events.NullObserver):
     def share(self, request: int, first_page: int, virtual: Pages) -> None:
         """Count pages that a request came to share."""
         self.cache.shared += virtual.size
+
+    def graft(self, request: int, band: str, virtual: Pages, into: Pages) -> None:
+        """Count window pages that the cache got back; the band holds as many as before."""
+        self.cache.grafted += into.size
 
     def evict(self, demand: tuple[int, ...], counts: tuple[int, ...]) -> None:
         """Count an eviction; its pages follow."""

@@ -120,7 +120,7 @@ class Decoder:
         if not record[_FLAGS] & form.INLINE:
             return unpack_lists(self.segment.payload(index))
         a = record[_A]
-        if record[_KIND] == Kind.LEASE_BEGIN:
+        if record[_KIND] in (Kind.LEASE_BEGIN, Kind.GRAFT):
             return [np.array([a >> 32]), np.array([a & 0xFFFFFFFF])]
         return [np.array([a])]
 
@@ -205,6 +205,9 @@ class Decoder:
                 return events.Pending(name, self.pages(index)[0], b)
             case Kind.RECLAIM:
                 return events.Reclaim(name, self.pages(index)[0])
+            case Kind.GRAFT:
+                virtual, into = self.pages(index)
+                return events.Graft(b, name, virtual, into)
             case Kind.STATE_COPY:
                 source, destination, low = a >> 32, b >> 32, 0xFFFFFFFF
                 why = segment.text(c)

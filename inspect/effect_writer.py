@@ -22,6 +22,7 @@ _LEASE_BEGIN, _LEASE_END = int(Kind.LEASE_BEGIN), int(Kind.LEASE_END)
 _PENDING, _RECLAIM, _BARRIER = int(Kind.PENDING), int(Kind.RECLAIM), int(Kind.BARRIER)
 _LAUNCHED, _DONE, _PUBLISH = int(Kind.LAUNCHED), int(Kind.DONE), int(Kind.PUBLISH)
 _SHARE, _EVICTION, _STATE_COPY = int(Kind.SHARE), int(Kind.EVICTION), int(Kind.STATE_COPY)
+_GRAFT = int(Kind.GRAFT)
 _INLINE = form.INLINE
 
 
@@ -156,6 +157,16 @@ class EffectWriter:
             return
         length = self.payload(pack_list(virtual))
         self.append(_SHARE, 0, _NO_BAND, length, virtual.size, request, first_page)
+
+    def graft(self, request: int, band: str, virtual: Pages, into: Pages) -> None:
+        """Pages of the prefix cache lie where a request's lay; one fits into the record."""
+        index = self._band_index[band]
+        if virtual.size == 1:
+            packed = virtual.item() << 32 | into.item()
+            self.append(_GRAFT, _INLINE, index, 0, packed, request, 0)
+            return
+        length = self.payload(pack_list(virtual) + pack_list(into))
+        self.append(_GRAFT, 0, index, length, virtual.size, request, 0)
 
     def evict(self, demand: tuple[int, ...], counts: tuple[int, ...]) -> None:
         """The prefix cache gives up pages for a demand."""

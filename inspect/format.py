@@ -99,6 +99,7 @@ class Kind(IntEnum):
     SHARE = 59
     EVICTION = 60
     STATE_COPY = 61
+    GRAFT = 62
 
 
 # What a record is called where that is not its own name: the same operation with more to tell.
@@ -121,7 +122,7 @@ BOOKKEEPING = frozenset(
 )
 
 # Flags, by kind.
-INLINE = 1  # page records and SHARE: the one page is in the record, there is no payload
+INLINE = 1  # page records, SHARE, GRAFT: the one page is in the record, there is no payload
 SAME_BATCH = 1  # DECODE, TRIM_WINDOW, LAUNCH: the requests are those of record number `c`
 URGENT = 2  # PAGE_MOVE, COMPACT
 HOLDER_EACH = 4  # LEASE_BEGIN, LEASE_END: a holder per page, as a list after the pages

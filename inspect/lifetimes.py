@@ -1,4 +1,4 @@
-"""The whole life of one page, and of one lease, gathered from a trace."""
+"""The whole life of one page, gathered from a trace."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from bandscope.allocator.errors import TraceError
 from bandscope.inspect import format as form
 from bandscope.inspect.decode import Event
 from bandscope.inspect.format import Kind
-from bandscope.inspect.operation_codec import told_fields
 from bandscope.inspect.reader import Trace
 from bandscope.inspect.segment_reader import SegmentReader
 from bandscope.inspect.selection import band_index, first_timeline, gaps, operation_at, scan
 from bandscope.inspect.spelling import who
-from bandscope.inspect.timeline import Timeline
 
 _PAGE_KINDS = (
     Kind.LEASE_BEGIN, Kind.LEASE_END, Kind.PAGE_MOVE, Kind.PENDING, Kind.RECLAIM, Kind.PUBLISH,
+    Kind.GRAFT,
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LifeEvent:
     """One thing that happened to a page. `what`: `held` (when the trace begins), `leased`, `moved`,
-    `pinned`, `unpinned`, `published`, `shared` (the prefix cache owns it), `copied` and `written`
-    (states), `freed`, `pending`, `reusable` or `unknown` (damage). `operation`: what did it, in words;
-    `detail`: whatever else is known."""
+    `pinned`, `unpinned`, `published`, `shared` (the prefix cache owns it), `grafted` (a page of the
+    cache took over the place of a request's), `copied` and `written` (states), `freed`, `pending`,
+    `reusable` or `unknown` (damage). `operation`: what did it, in words; `detail`: whatever else is
+    known."""
 
     sequence: int
     time_ns: int
@@ -158,9 +158,12 @@ class _Follower:
         inline = records["flags"] & form.INLINE != 0
         ours = records["band"] == self.band
         begin, end = kinds == Kind.LEASE_BEGIN, kinds == Kind.LEASE_END
+        graft = kinds == Kind.GRAFT
         mask: np.ndarray = np.isin(kinds, _PAGE_KINDS) & ours
         mask &= ~(begin & inline & (a >> 32 != self.virtual))
         mask &= ~(end & inline & (a != self.virtual))
+        names = (a >> 32 == self.virtual) | (a & 0xFFFFFFFF == self.virtual)
+        mask &= ~(graft & inline & ~names)
         # Whoever frees the page of the naming band ends the generation.
         mask |= end & (records["band"] == self.naming) & (~inline | (a == self.virtual))
         if self.is_state:
@@ -189,6 +192,8 @@ class _Follower:
                 yield self._told(event, "written", f"a copy of slot {body.source} ({body.why})")
         elif isinstance(body, events.LeaseBegin) and self._has(body.virtual):
             yield from self._begin(event, body)
+        elif isinstance(body, events.Graft):
+            yield from self._graft(event, body)
         elif isinstance(body, events.PageMove) and self._has(body.virtual):
             place = int(np.flatnonzero(body.virtual == self.virtual)[0])
             old, self.physical = int(body.sources[place]), int(body.destinations[place])
@@ -218,6 +223,20 @@ class _Follower:
         self.left.pop(page, None)
         self.physical, self.unpublished = page, True
         yield self._told(event, "leased", f"by {_who(body.holder, place)}", page)
+
+    def _graft(self, event: Event, body: events.Graft) -> Iterator[LifeEvent]:
+        """The place of a request's page becomes that of a page of the cache."""
+        if self._has(body.virtual):
+            into = int(body.into[np.flatnonzero(body.virtual == self.virtual)[0]])
+            page, self.physical, self.unpublished = self.physical, -1, False
+            yield self._told(event, "grafted", f"became the cache's page {into}", page)
+        elif self._has(body.into):
+            was = int(body.virtual[np.flatnonzero(body.into == self.virtual)[0]])
+            # Only the page itself is followed, so where the other one lay is looked up.
+            state = self.timeline.seek(event.sequence)
+            page = int(state.bands[self.band].page_of[was])
+            self.physical, self.unpublished = page, True
+            yield self._told(event, "grafted", f"where page {was} of request {body.request} lay")
 
     def _end(self, event: Event, body: events.LeaseEnd) -> Iterator[LifeEvent]:
         if body.lease:
@@ -261,7 +280,7 @@ class _Follower:
             page = self.physical
         return LifeEvent(
             event.sequence, event.time_ns, self.generation if generation is None else generation,
-            what, page, _operation(self.trace, event.operation), detail,
+            what, page, operation_in_words(self.trace, event.operation), detail,
         )  # fmt: skip
 
     def _has(self, virtual: np.ndarray) -> bool:
@@ -275,123 +294,10 @@ def _who(holder: events.Holder, place: int) -> str:
     return who(holder if isinstance(holder, int | str) else int(holder[place]))
 
 
-def _operation(trace: Trace, sequence: int) -> str:
+def operation_in_words(trace: Trace, sequence: int) -> str:
+    """The operation that is event `sequence`: its kind, and its request where it has one."""
     operation = operation_at(trace, sequence)
     if operation is None:
         return f"event {sequence:,}" if sequence >= 0 else ""
     request = getattr(operation, "request", None)
     return operation.kind if request is None else f"{operation.kind} {request}"
-
-
-# --- leases ----------------------------------------------------------------------------------------
-
-
-@dataclass
-class LeaseLife:
-    """A lease that pins pages: asked by `operation`, from event `begun` to `ended` (None: it lasts).
-
-    `waited`: what could not go on because of it: pages freed meanwhile, refusals for pins.
-    `begun_ns`, `ended_ns`: since recording began; `begun` is None where the trace begins later.
-    """
-
-    number: int
-    holder: str
-    band: str
-    virtual: np.ndarray
-    physical: np.ndarray
-    begun: int | None
-    begun_ns: int | None
-    operation: dict[str, Any] | None
-    ended: int | None = None
-    ended_ns: int | None = None
-    ended_by: str = ""
-    waited: list[dict[str, Any]] = field(default_factory=list)
-    gaps: list[tuple[int, int]] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; arrays are left to `reader.as_json`."""
-        return dict(self.__dict__)
-
-
-def lease_life(trace: Trace, number: int) -> LeaseLife:
-    """The life of lease `number`; `TraceError` when the trace knows of none."""
-    timeline = first_timeline(trace)
-    life = _held_at_start(trace, timeline, number)
-    known: list[int] = [] if life is None else [number]
-    held: set[int] = set()  # pages that the lease pins and that nobody has freed
-    if life is not None:
-        now = timeline.state.bands[band_index(trace, life.band)].page_of[life.virtual]
-        held = set(life.virtual[now == life.physical].tolist())
-    start = timeline.state.sequence if life is not None else None
-    for event in scan(trace, _lease_sieve, start):
-        body = event.body
-        if isinstance(body, events.LeaseBegin):
-            if body.lease:
-                known.append(body.lease)
-            if body.lease == number and life is None:
-                operation = operation_at(trace, event.operation)
-                told = None if operation is None else _fields(operation)
-                life = LeaseLife(
-                    number, str(body.holder), body.band, body.virtual, body.physical,
-                    event.sequence, event.time_ns, told,
-                )  # fmt: skip
-                held = set(body.virtual.tolist())
-        elif life is None:
-            continue
-        elif isinstance(body, events.LeaseEnd) and body.lease == number:
-            life.ended, life.ended_ns = event.sequence, event.time_ns
-            life.ended_by = _operation(trace, event.operation)
-            break
-        else:
-            _waits(trace, life, event, held)
-    if life is None:
-        there = f"its leases are {min(known)} to {max(known)}" if known else "it has none"
-        raise TraceError(f"lease {number} was asked for, but trace {trace.path} has no such: {there}")
-    life.gaps = gaps(trace, life.begun, life.ended)
-    return life
-
-
-def _held_at_start(trace: Trace, timeline: Timeline, number: int) -> LeaseLife | None:
-    pin = timeline.state.pins.get(number)
-    if pin is None:
-        return None
-    band = timeline.state.bands[pin.band].name
-    return LeaseLife(number, pin.holder, band, pin.virtual, pin.physical, None, None, None)
-
-
-def _lease_sieve(segment: SegmentReader) -> np.ndarray:
-    kinds, flags = segment.records["kind"], segment.records["flags"]
-    pin = flags & form.PIN != 0
-    refused = (kinds == Kind.OUTCOME) & (flags & form.OK == 0)
-    begins = (kinds == Kind.LEASE_BEGIN) & pin
-    mask: np.ndarray = begins | (kinds == Kind.LEASE_END) | refused
-    return mask
-
-
-def _waits(trace: Trace, life: LeaseLife, event: Event, held: set[int]) -> None:
-    body = event.body
-    if isinstance(body, events.LeaseEnd):
-        if not body.owns or body.band != life.band:
-            return
-        pages = held.intersection(body.virtual.tolist())
-        if not pages:
-            return
-        held -= pages
-        what, detail = "freed", f"{len(pages)} of its pages, which wait for its end"
-    elif getattr(body, "reason", "") == "pins":
-        what, detail = "refused", str(getattr(body, "message", ""))
-    else:
-        return
-    life.waited.append(
-        {
-            "sequence": event.sequence,
-            "time_ns": event.time_ns,
-            "what": what,
-            "operation": _operation(trace, event.operation),
-            "detail": detail,
-        }
-    )
-
-
-def _fields(operation: Any) -> dict[str, Any]:
-    return {"kind": operation.kind, **told_fields(operation)}

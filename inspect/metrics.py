@@ -173,6 +173,7 @@ class Metrics:
             ("cache_matches", "Requests whose prefix the cache had.", cache.matches),
             ("cache_hit_tokens", "Tokens that requests began with.", cache.hit_tokens),
             ("cache_shared_pages", "Pages that requests came to share.", cache.shared),
+            ("cache_grafted_pages", "Window pages that the cache got back.", cache.grafted),
             ("cache_checkpoints", "States that were kept.", cache.checkpoints),
             ("cache_checkpoint_stalls", "States that there was no slot for.", cache.stalls),
             ("cache_evictions", "Demands that cached pages went for.", cache.evictions),

@@ -46,7 +46,8 @@ class MoveStats:
 @dataclass
 class CacheStats:
     """The prefix cache: requests that were admitted with a key and how many of them found something
-    there (`matches`), with `hit_tokens` in all; pages that requests came to share (`shared`); states
+    there (`matches`), with `hit_tokens` in all; pages that requests came to share (`shared`) and window
+    pages that it got back from them (`grafted`); states
     that were kept (`checkpoints`) and those that there was no slot for (`stalls`); demands that cached
     pages went for (`evictions`), and these pages by band (`evicted`)."""
 
@@ -54,6 +55,7 @@ class CacheStats:
     matches: int = 0
     hit_tokens: int = 0
     shared: int = 0
+    grafted: int = 0
     checkpoints: int = 0
     stalls: int = 0
     evictions: int = 0
@@ -230,9 +232,9 @@ def _count_cache(
     cache.hit_tokens += int(values[admitted].sum())
     cache.checkpoints += int(np.count_nonzero(values[kept] > 0))
     cache.stalls += int(np.count_nonzero(values[kept] == 0))
-    shares = (kinds == Kind.SHARE) & good
-    inline = records["flags"] & form.INLINE != 0
-    cache.shared += int(np.where(inline, 1, records["a"])[shares].sum())
+    counts = np.where(records["flags"] & form.INLINE != 0, 1, records["a"])
+    cache.shared += int(counts[(kinds == Kind.SHARE) & good].sum())
+    cache.grafted += int(counts[(kinds == Kind.GRAFT) & good].sum())
     decoder = decoder_for(trace, segment)
     for index in np.flatnonzero((kinds == Kind.EVICTION) & good).tolist():
         body = decoder.body(first + index)

@@ -18,6 +18,7 @@ _KINDS = {
     int(kind)
     for kind in (
         Kind.LEASE_BEGIN, Kind.LEASE_END, Kind.PAGE_MOVE, Kind.PENDING, Kind.RECLAIM,
+        Kind.GRAFT,
     )
 }  # fmt: skip
 # How far back is looked; a page that did nothing for longer has nothing to do with the difference.
@@ -77,6 +78,12 @@ def page_history(trace: Trace, band: str, physical: int, stop: int, most: int = 
                 elif came.size:
                     virtual = int(body.virtual[came[0]])
                     what = f"virtual page {virtual} moved here from {int(body.sources[came[0]])}"
+            case events.Graft():
+                at = np.flatnonzero(body.virtual == virtual)
+                if at.size:
+                    was, virtual = virtual, int(body.into[at[0]])
+                    of = f"virtual page {was} of request {body.request}"
+                    what = f"{of} became the cache's page {virtual}"
             case events.Pending():
                 if (body.pages == physical).any():
                     what = f"waits for ticket {body.ticket}"

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from bandscope.allocator import events
 from bandscope.allocator import operations as ops
 from bandscope.allocator.errors import TraceError
 from bandscope.allocator.operations import Operation, Outcome
@@ -46,7 +47,7 @@ _SEVERAL = frozenset(range(form.FIRST_OPERATION, form.LAST_OPERATION + 1)) | {Ki
 # Records that name their one request by themselves.
 _NAMING = (
     Kind.ADMIT, Kind.EXTEND, Kind.RELEASE, Kind.ADMIT_PREFIX, Kind.RELEASE_PREFIX,
-    Kind.PUBLISH_PREFIX, Kind.CHECKPOINT, Kind.SHARE,
+    Kind.PUBLISH_PREFIX, Kind.CHECKPOINT, Kind.SHARE, Kind.GRAFT,
 )  # fmt: skip
 
 
@@ -336,7 +337,8 @@ def _may_name(segment: SegmentReader, request: int) -> np.ndarray:
     inline = records["flags"] & form.INLINE != 0
     leases = np.isin(kinds, (Kind.LEASE_BEGIN, Kind.LEASE_END))
     in_record = np.isin(kinds, _NAMING) | (leases & inline)
-    mask: np.ndarray = np.isin(kinds, list(_SEVERAL)) | leases | (kinds == Kind.SHARE)
+    mask: np.ndarray = np.isin(kinds, list(_SEVERAL)) | leases
+    mask |= (kinds == Kind.SHARE) | (kinds == Kind.GRAFT)
     mask &= ~in_record | (records["b"] == request)
     return mask
 
@@ -361,6 +363,8 @@ def _touches(body: Any, first: int, last: int) -> bool:
         pages = getattr(body, "pages", None)
     if pages is None:
         return False
+    if isinstance(body, events.Graft):
+        pages = np.concatenate((pages, body.into))
     return bool(((pages >= first) & (pages <= last)).any())
 
 

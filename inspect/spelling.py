@@ -85,6 +85,11 @@ def spell_event(body: Any) -> str:
                 f"request {body.request}: its pages from {body.first_page:,} on are the cache's "
                 f"{spell_runs(body.virtual)}"
             )
+        case events.Graft():
+            return (
+                f"{body.band}: {spell_runs(body.virtual)} of request {body.request} became the cache's "
+                f"{spell_runs(body.into)}"
+            )
         case events.Eviction():
             return f"{list(body.counts)} cached pages go for a demand of {list(body.demand)}"
         case events.StateCopy():

@@ -80,6 +80,17 @@ class BandState:
         parts = [np.atleast_1d(np.asarray(part, np.int64)) for part in self.unpublished]
         return np.unique(np.concatenate(parts))
 
+    def graft(self, virtual: np.ndarray, into: np.ndarray) -> None:
+        """Pages `into` of the prefix cache lie where pages `virtual` of a request lay, since when those
+        were leased."""
+        pages = self.page_of[virtual]
+        self.virtual[pages - self.base] = into
+        self.owner[pages - self.base] = CACHE
+        self.page_of[virtual] = UNMAPPED
+        self.page_of[into] = pages
+        self.leased_at[into] = self.leased_at[virtual]
+        self.unpublished += [virtual, into]
+
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Become what a keyframe says; `owner` is filled in by the caller."""
         self.state[:] = GAP

@@ -345,6 +345,9 @@ class Timeline:
     def _share(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
         self.state.share(b, c, self._decoder.pages(index)[0])  # type: ignore[union-attr]
 
+    def _graft(self, index: int, flags: int, band: int, a: int, b: int, c: int) -> None:
+        self.state.bands[band].graft(*self._decoder.pages(index))  # type: ignore[union-attr]
+
 
 _Applier = Callable[[Timeline, int, int, int, int, int, int], None]
 APPLIERS: dict[int, _Applier] = {
@@ -360,4 +363,5 @@ APPLIERS: dict[int, _Applier] = {
     Kind.PUBLISH: Timeline._publish,
     Kind.BARRIER: Timeline._barrier,
     Kind.SHARE: Timeline._share,
+    Kind.GRAFT: Timeline._graft,
 }

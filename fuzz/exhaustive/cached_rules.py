@@ -12,6 +12,7 @@ from bandscope.allocator.checks import Violation
 from bandscope.allocator.operations import Operation, Outcome
 from bandscope.fuzz.exhaustive.cached_facts import (
     Demand,
+    Entry,
     Facts,
     LabelledDevice,
     Prefix,
@@ -139,6 +140,10 @@ def step_violations(
         yield from _admitted(operation, outcome, after, beside)
     elif isinstance(operation, ops.Publish):
         yield from _published(before, operation, outcome, after)
+    elif isinstance(operation, ops.Release) and operation.publish:
+        row = before.rows[operation.request]
+        whole = (row.key + operation.key)[: row.launched // before.page_size]
+        yield from _entries(before, operation, whole, row, after)
     yield from _evicted(before, operation, outcome, after, demand, beside)
 
 
@@ -204,17 +209,38 @@ def _published(
     if now.key != key or outcome.value != now.shared * before.page_size:
         if isinstance(operation, ops.Publish):
             yield Violation("cache", f"{outcome.value} tokens were told, {now.shared} pages are shared")
-    if not row.shared <= now.shared <= whole:
+    if now.shared != max(whole, row.shared):
         yield Violation("cache", f"{now.shared} pages are shared of {whole} that could be")
-    if now.shared < whole:
-        # It may end only before a page that the cache has without window rows that this one has.
-        entry = before.entries.get(key[: now.shared + 1])
-        mine = [now.shared >= first for first in row.first]
-        gains = entry is not None and any(
-            have and not kept for have, kept in zip(mine, entry.kept, strict=True)
-        )
-        if entry is None or entry.page == row.pages[now.shared] or not gains:
-            yield Violation("cache", f"a publication ended after {now.shared} of {whole} pages")
+        return
+    yield from _entries(before, operation, key[:whole], row, after)
+
+
+def _entries(
+    before: Facts,
+    operation: ops.Publish | ops.Checkpoint | ops.Release,
+    key: Prefix,
+    row: Row,
+    after: Facts,
+) -> Iterator[Violation]:
+    """Pages of `key` that are published: one that was there stays, and has the rows that it had and
+    those that the request's copy has. (For the slot of a checkpoint some may have gone before.)"""
+    for at, page in enumerate(row.pages[: len(key)]):
+        was, entry = before.entries.get(key[: at + 1]), after.entries.get(key[: at + 1])
+        mine = tuple(at >= first for first in row.first)
+        if was is None:
+            was = Entry(page, mine)
+        elif was.page != page:
+            was = Entry(was.page, tuple(a or b for a, b in zip(was.kept, mine, strict=True)))
+        else:
+            mine = (False,) * len(mine)  # the cache's own rows, which may have gone
+        right = entry == was
+        if entry is not None and isinstance(operation, ops.Checkpoint):
+            right = entry.page in (was.page, page) and all(
+                least <= has <= most
+                for least, has, most in zip(mine, entry.kept, was.kept, strict=True)
+            )
+        if not right:
+            yield Violation("cache", f"page {at} of a publication became {entry}, not {was}")
 
 
 def _checkpoint(
@@ -227,15 +253,22 @@ def _checkpoint(
     elif not possible:
         if outcome.value or after.rows != before.rows or after.entries != before.entries:
             yield Violation("cache", "a checkpoint without room did not stall")
-    elif outcome.value not in (0, row.length) or bool(outcome.value) != (prefix in after.states):
+    elif outcome.value != row.length or prefix not in after.states:
         yield Violation(
             "cache", f"a checkpoint told {outcome.value}, the state after {row.length} tokens is "
             f"{'there' if prefix in after.states else 'not there'}"
         )
     else:
-        if not outcome.value and after.rows[operation.request].shared == len(prefix):
-            yield Violation("cache", "a checkpoint was not kept though there was room")
         yield from _published(before, operation, outcome, after)
+
+
+def _has_copies(before: Facts, operation: ops.Checkpoint) -> bool:
+    """Has the request pages of its own that the cache has too?"""
+    row = before.rows[operation.request]
+    key = row.key + operation.key
+    known = [before.entries.get(key[: at + 1]) for at in range(len(row.pages))]
+    pairs = zip(known, row.pages, strict=True)
+    return any(entry is not None and entry.page != page for entry, page in pairs)
 
 
 def _evicted(
@@ -279,6 +312,8 @@ def _evicted(
         if outcome.value != sum(lost):
             yield Violation("cache", f"{outcome.value} pages were told to go, {lost} did")
         return
+    if isinstance(operation, ops.Checkpoint) and _has_copies(before, operation):
+        return  # what went for its slot may have come back by its publication
     nothing = (0,) * shape.bands
     if demand is None or before.serves(demand, freed=nothing):
         yield Violation("cache", f"{lost} cached pages went for nothing")

@@ -12,6 +12,7 @@ from bandscope.fuzz.faults import (
     boundaries,
     caching,
     capacity,
+    grafting,
     misuse,
     moves,
     ordering,
@@ -23,7 +24,9 @@ from bandscope.fuzz.faults.planting import Fault, StaleFaultError
 
 __all__ = ["FAULTS", "Fault", "StaleFaultError"]
 
-_MODULES = (releases, moves, ordering, capacity, transfers, tables, boundaries, misuse, caching)
+_MODULES = (
+    releases, moves, ordering, capacity, transfers, tables, boundaries, misuse, caching, grafting
+)  # fmt: skip
 
 FAULTS: dict[str, Fault] = {}
 for _module in _MODULES:

@@ -121,16 +121,6 @@ _PUBLICATIONS = (
         ("cache_handlers._insert", "ledger.pages[row, start : published.depth] = shared", "pass"),
     ),
     _fault(
-        "replaced-pages-not-freed",
-        "The page that the cache gave up for a request's is never freed.",
-        ("cache_handlers._insert", "books.free_cached(published.replaced)", "pass"),
-    ),
-    _fault(
-        "swap-under-a-lease",
-        "The cache swaps a page that another request holds and goes on naming.",
-        ("prefix_insert._swappable", "if node.locks or not gains:", "if not gains:"),
-    ),
-    _fault(
         "publishes-what-is-not-computed",
         "Pages that have room but were never launched are published as if they held their tokens.",
         (
@@ -167,14 +157,18 @@ _PUBLICATIONS = (
         "A window is trimmed and the cache's pages are freed as if they were the request's own.",
         (
             "handlers.trim_window",
-            "own = np.clip(ledger.cached[rows], first, stop)",
-            "own = first",
+            "own = np.clip(cached, first, stop)",
+            "loosened |= np.clip(cached, first, stop) > first",
         ),
     ),
     _fault(
         "trim-keeps-its-lease",
         "A trimmed window is held in the cache as long as the request runs.",
-        ("handlers.trim_window", "books.cache.trim(op.requests)", "pass"),
+        (
+            "handlers.trim_window",
+            "books.cache.trim(ledger.request[rows[loosened]].tolist(), lengths[loosened].tolist())",
+            "pass",
+        ),
     ),
     _fault(
         "lease-trimmed-a-page-too-far",
@@ -270,7 +264,7 @@ _EVICTIONS = (
     _fault(
         "evicted-ids-leak",
         "Evicted pages are freed, but their ids never come back.",
-        ("books.Books.free_cached", "self.release_ids(per_band)", "pass"),
+        ("books.Books.evict", "self.release_ids(per_band)", "pass"),
     ),
     _fault(
         "evicted-windows-leak",

@@ -123,6 +123,15 @@ class BandBook:
         self.touched = True
         return places
 
+    def rename(self, virtual: list[int], into: list[int]) -> None:
+        """What holds page `virtual[i]` holds page `into[i]` from now on, which was stored nowhere."""
+        for page, other in zip(virtual, into, strict=True):
+            place = self.place_of[page]
+            self.place_of[page], self.place_of[other] = NOTHING, place
+            self.virtual_at[place] = other
+        self.stale.update(virtual, into)
+        self.changes += 2  # rows that lose a page, rows that get one
+
     def wait(self, places: list[int]) -> None:
         """Places that hold nothing, but may still be touched."""
         state = self.state

@@ -4,8 +4,8 @@ Naive on purpose, and not the allocator's tree: pages are looked at one by one. 
 allocator keeps as one node is a chain here, of which the first page `begins` it; runs matter only for
 what counts as used, and for which window pages are the first of a run.
 
-Where the allocator may choose (which page goes, which of two copies stays), the choice is read from its
-effects and checked: `publishing` and `eviction` have those rules.
+Where the allocator may choose (which page goes of those used equally long ago), the choice is read from
+its effects and checked. `publishing` and `eviction` have the rules.
 """
 
 from __future__ import annotations
@@ -187,14 +187,6 @@ class CacheBook:
         self._count(new, 1)
         return new
 
-    def swap(self, page: CachedPage, other: int, kept: list[bool]) -> None:
-        """A page that nobody holds is kept under another id, which windows keep as said."""
-        self._count(page, -1)
-        del self.by_page[page.page]
-        page.page, page.kept = other, kept
-        self.by_page[other] = page
-        self._count(page, 1)
-
     def drop(self, page: CachedPage) -> None:
         """A page goes, with everything on it."""
         assert page.parent is not None
@@ -209,6 +201,13 @@ class CacheBook:
         self.cached[self.windows[window]] -= 1
         if not page.window_holders[window]:
             self.evictable[self.windows[window]] -= 1
+
+    def restore_window(self, page: CachedPage, window: int) -> None:
+        """A window keeps a page again, whoever holds that."""
+        page.kept[window] = True
+        self.cached[self.windows[window]] += 1
+        if not page.window_holders[window]:
+            self.evictable[self.windows[window]] += 1
 
     def add_slot(self, page: CachedPage, slot: int) -> None:
         """The state after a page is kept from now on."""

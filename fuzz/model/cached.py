@@ -134,7 +134,7 @@ class CachedModel(CacheEffects):
             right = len(request.path) * self.page_size
             if isinstance(operation, ops.Checkpoint):
                 there = self.cache.checkpoint_at(publication.keys, publication.stands)
-                right = 0 if there is None else publication.stands * self.page_size
+                right = publication.stands * self.page_size
                 if there is not None:
                     there.slot_clock = self.cache.clock
         if value != right:

@@ -38,7 +38,8 @@ class PinnedPrefix:
 @dataclass
 class Publication:
     """Pages that an operation publishes: the first ones of `request`, which `keys` name. `stands`: after
-    how many pages a state is given along, 0 without. `path`: once it is known, what became of it."""
+    how many pages a state is given along, 0 without. `goes_on`: the request uses the cache's pages from
+    then on. `path`: once it is known, what became of it."""
 
     request: Request
     key: tuple[int, ...]
@@ -62,7 +63,7 @@ class CacheEffects(Model):
         self._forget_operation()
 
     def _forget_operation(self) -> None:
-        self.copies = []
+        self.copies, self.grafts = [], []
         self._eviction: Eviction | None = None
         self._evicted: dict[int, list[int]] = {}
         self._must_evict = self._stalled = False
@@ -70,7 +71,9 @@ class CacheEffects(Model):
         self._match: list[CachedPage] | None = None  # not told yet
         self._copy: tuple[str, int] | None = None  # why a state must be copied, and which
         self._publication: Publication | None = None
-        self._owed: dict[tuple[int, bool], list[int]] = {}  # by band index and "the cache's": pages
+        # By band index: copies to be freed, and pages that get the places of others before.
+        self._owed: dict[int, list[int]] = {}
+        self._owed_grafts: dict[int, tuple[list[int], list[int]]] = {}
 
     def begin(self) -> None:
         super().begin()
@@ -80,9 +83,6 @@ class CacheEffects(Model):
         found = super().settle(operation, outcome)
         if outcome.ok:
             self._settle_cache(operation)
-        if self.copies:
-            bound = self.state_ids.bound
-            self.copies = [copy for copy in self.copies if bound[copy[2]]]
         found += self.violations
         self.violations = []
         return found
@@ -96,8 +96,9 @@ class CacheEffects(Model):
             self.broken("ownership", f"{len(self._match)} matched pages were not shared")
         if self._copy is not None:
             self.broken("content", f"no state was copied for a {self._copy[0]}")
-        if self._owed:
-            self.broken("ownership", f"{operation.kind} left copies where they are: {self._owed}")
+        if self._owed or self._owed_grafts:
+            left = f"{self._owed}, {self._owed_grafts}"
+            self.broken("ownership", f"{operation.kind} left copies where they are: {left}")
         if self._stalled and self.told_any:
             self.broken("atomic", "a checkpoint that stalled did something")
 
@@ -142,6 +143,22 @@ class CacheEffects(Model):
             self.broken("ownership", f"pages of request {request} are shared from {first_page} on")
         else:
             self._publish([page.page for page in publication.request.path] + names)
+
+    def graft(self, request: int, band: str, virtual: Pages, into: Pages) -> None:
+        """Pages of the cache lie in a window where copies of a request lay."""
+        self.told_any = True
+        book, told = self.by_name[band], (virtual.tolist(), into.tolist())
+        owed, publication = self._owed_grafts.pop(book.index, None), self._publication
+        if publication is None or request != publication.request.number or told != owed:
+            self.broken("ownership", f"{band}: pages {told} were grafted for {request}, not {owed}")
+            return
+        place_of = book.place_of
+        if any(place_of[page] < 0 for page in told[0]) or any(place_of[page] >= 0 for page in told[1]):
+            self.broken("tables", f"{band}: pages {told} were grafted, which it has not, or has already")
+            return
+        book.rename(*told)
+        self.rename_writes(book, dict(zip(*told, strict=True)))
+        self.grafts.append((book.index, *told))
 
     def evict(self, demand: tuple[int, ...], counts: tuple[int, ...]) -> None:
         """Pages of the cache are about to go."""
@@ -196,8 +213,7 @@ class CacheEffects(Model):
             super().lease_end(holder, band, virtual, lease)
             return
         book, names = self.by_name[band], virtual.tolist()
-        owed = None if evicts else self._owed.get((book.index, of_cache))
-        if not evicts and (owed is None or not self._is_owed(holder, names, owed)):
+        if not evicts and not self._is_owed(holder, names, self._owed.get(book.index)):
             super().lease_end(holder, band, virtual, lease)
             return
         self.told_any = True
@@ -214,7 +230,9 @@ class CacheEffects(Model):
         elif book.is_state:
             self.state_ids.release(names)
         if not evicts:
-            del self._owed[book.index, of_cache]
+            del self._owed[book.index]
+            if self._owed_grafts:
+                self.broken("ownership", f"copies were freed before the grafts {self._owed_grafts}")
             return
         assert eviction is not None
         if not eviction.take(book.index, names):
@@ -223,11 +241,11 @@ class CacheEffects(Model):
             for invariant, message in eviction.settle():
                 self.broken(invariant, message)
 
-    def _is_owed(self, holder: Holder, names: list[int], owed: list[int]) -> bool:
-        assert self._publication is not None
-        if holder not in (CACHE, self._publication.request.number):
+    def _is_owed(self, holder: Holder, names: list[int], owed: list[int] | None) -> bool:
+        if owed is None or self._publication is None:
             return False
-        return sorted(names) == sorted(owed)
+        mine = isinstance(holder, int) and holder == self._publication.request.number
+        return mine and sorted(names) == sorted(owed)
 
     # --- publishing --------------------------------------------------------------------------------
 
@@ -248,22 +266,17 @@ class CacheEffects(Model):
         assert publication is not None
         request, keys, cache.clock = publication.request, publication.keys, cache.clock + 1
         kept_from, own = self._kept_from(request), request.pages[: len(keys)].tolist()
-        result = publish(cache, keys, own, kept_from, told, publication.goes_on)
+        result = publish(cache, keys, own, kept_from, told)
         publication.path = path = result.path
         for invariant, message in result.wrong:
             self.broken(invariant, message)
-        for of_cache, owed in ((False, result.duplicates), (True, result.replaced)):
-            for band, pages in owed.items():
-                self._owed[band, of_cache] = pages
-        if publication.stands and self.taken and self.state_band is not None:
-            if len(path) >= publication.stands:
-                cache.add_slot(path[publication.stands - 1], self.taken[0])
-            else:
-                self._owed[self.state_band.index, True] = self.taken
+        self._owed, self._owed_grafts = result.duplicates, result.grafts
+        if publication.stands and self.taken and len(path) >= publication.stands:
+            cache.add_slot(path[publication.stands - 1], self.taken[0])
         request.key = publication.key
         if not publication.goes_on:
             return
-        if own[: len(told)] != told:
+        if own != told:
             self._rename(request, told)
         cache.hold(path, kept_from, 1)
         cache.hold(request.path, kept_from, -1)

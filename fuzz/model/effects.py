@@ -303,6 +303,7 @@ class EffectRules(MoveRules):
         self.broken("ownership", f"a prefix cache did {told} in an arena that has none")
 
     share: Any = _uncached
+    graft: Any = _uncached
     evict: Any = _uncached
     state_copy: Any = _uncached
 

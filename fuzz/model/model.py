@@ -55,7 +55,9 @@ class Model(EffectRules):
         self.last_shared: list[int] = []  # pages that the last request shared that left
         self.copies: list[tuple[int, int, int]] = []  # state slots: band index, source, destination
         self.batch: list[Request] = []  # the requests of the operation under way
-        self.forward: Forward = []  # the newest launched
+        # Pages that lie where others lay: band index, and what these were and are called.
+        self.grafts: list[tuple[int, list[int], list[int]]] = []
+        self.forward = Forward([])  # the newest launched
         self.trimmed: list[tuple[Request, int, int]] = []  # trimmed: request, window, first kept
 
     @property
@@ -123,7 +125,7 @@ class Model(EffectRules):
         if type(self.operation) is ops.Launch and self.operation.requests == tuple(requests):
             return self.touched_by(self.forward)
         known = [self.requests[request] for request in requests]
-        return self.touched_by([(r, r.launched, len(r.pages)) for r in known])
+        return self.touched_by(Forward((r, r.launched, len(r.pages)) for r in known))
 
     def leased(self, number: int) -> tuple[int, Pages]:
         """Band index and virtual pages of a lease, as they were called when it began."""
@@ -271,7 +273,7 @@ class Model(EffectRules):
     def _expect_launch(self, op: ops.Launch) -> Expectation:
         if not self._take_batch(op.requests):
             return MISUSE
-        self.forward = [(request, request.launched, len(request.pages)) for request in self.batch]
+        self.forward = Forward((one, one.launched, len(one.pages)) for one in self.batch)
         return Expectation(True, "", self.issued + 1)
 
     def _expect_complete(self, op: ops.Complete) -> Expectation:

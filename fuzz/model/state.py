@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,15 @@ from bandscope.fuzz.program import Layout
 
 # By band index: virtual pages that a forward reads, and those that it writes.
 Access = dict[int, tuple[Pages, Pages]]
-# A launched forward, per request: tokens that earlier forwards had written, pages at the launch.
-Forward = list[tuple["Request", int, int]]
+
+
+class Forward(list[tuple["Request", int, int]]):
+    """A launched forward, per request: tokens that earlier forwards had written, pages at the launch.
+    `renamed`: by band index, the virtual pages that it writes there, where some bear other names now."""
+
+    def __init__(self, parts: Iterable[tuple[Request, int, int]]) -> None:
+        super().__init__(parts)
+        self.renamed: dict[int, list[int]] = {}
 
 
 class Request:
@@ -140,12 +147,21 @@ class ModelState:
         before, and all state."""
         if band.is_state:
             return [slot for request, _, _ in forward for slot in request.slots]
+        if band.index in forward.renamed:
+            return forward.renamed[band.index]
         page_size = self.page_size
         return [
             page
             for request, first_token, pages in forward
             for page in request.pages[first_token // page_size : pages]
         ]
+
+    def rename_writes(self, band: BandBook, names: dict[int, int]) -> None:
+        """What launched work writes to pages of `band` that bear other names now, it writes to those."""
+        for forward in self.flights.values():
+            writes = self.writes_of(forward, band)
+            if not names.keys().isdisjoint(writes):
+                forward.renamed[band.index] = [names.get(page, page) for page in writes]
 
     def touched_by(self, forward: Forward) -> Access:
         """Per band: the virtual pages that a forward over these requests reads (all they hold), and

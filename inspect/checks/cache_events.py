@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bandscope.allocator.events import CACHE
 from bandscope.inspect.spelling import who
 
@@ -42,6 +44,46 @@ def check_share(
     if c != known:
         what = f"request {b} shares pages from its page {c} on, but it shared {known} before"
         timeline.broken("ownership", full.name, what)
+
+
+def check_graft(
+    timeline: CheckedTimeline, index: int, flags: int, band: int, a: int, b: int, c: int
+) -> None:
+    """The pages of the request are held in a window band, by it; those of the cache, which the request
+    shares, are not."""
+    timeline.effects += 1
+    state = timeline.state
+    of_band, full = state.bands[band], state.bands[state.full]
+    virtual, into = timeline.page_lists(index)
+    if band in (state.full, state.state_band):
+        raise ValueError(f"pages were grafted in {of_band.name}, which is no window")
+    for pages in (virtual, into):
+        if pages.size != virtual.size or np.unique(pages).size < pages.size:
+            raise ValueError(f"pages {virtual.tolist()} were grafted into {into.tolist()}")
+    places = of_band.page_of[virtual]
+    if (places < 0).any():
+        lost = state.name(band, int(virtual[places < 0][0]))
+        raise ValueError(f"page {lost} was grafted, but nobody holds it")
+    bound = of_band.page_of[into]
+    if (bound >= 0).any():
+        there = state.name(band, int(into[bound >= 0][0]))
+        where = int(bound[bound >= 0][0])
+        raise ValueError(f"a page was grafted into {there}, which lies at physical page {where}")
+    owners = of_band.owner[places - of_band.base]
+    strange = owners != b
+    if strange.any():
+        page, holder = state.name(band, int(virtual[strange][0])), who(int(owners[strange][0]))
+        what = f"page {page} of request {b} was grafted, but {holder} holds it"
+        timeline.broken("ownership", of_band.name, what)
+    held = full.page_of[into]
+    astray = (held < 0) | (full.owner[held - full.base] != CACHE)
+    if astray.any():
+        page = state.name(band, int(into[astray][0]))
+        what = f"a page was grafted into {page}, which is not the cache's"
+        timeline.broken("ownership", of_band.name, what)
+    elif not np.isin(into, state.shared.get(b, into[:0])).all():
+        what = f"a page of request {b} was grafted into one that it does not share"
+        timeline.broken("ownership", of_band.name, what)
 
 
 def check_state_copy(

@@ -18,6 +18,7 @@ from bandscope.inspect import format as form
 from bandscope.inspect import timeline as timelines
 from bandscope.inspect.checks.cache_events import (
     check_eviction,
+    check_graft,
     check_share,
     check_state_copy,
     given_up,
@@ -307,7 +308,11 @@ class CheckedTimeline(Timeline):
 
     def virtual_pages(self, index: int) -> Any:
         """The first list of pages of a record, as an array."""
-        return self._decoder.pages(index)[0]  # type: ignore[union-attr]
+        return self.page_lists(index)[0]
+
+    def page_lists(self, index: int) -> list[Any]:
+        """The lists of pages of a record, as arrays."""
+        return self._decoder.pages(index)  # type: ignore[union-attr]
 
     # --- the rest -------------------------------------------------------------------------------------
 
@@ -380,6 +385,7 @@ _CHECKS: dict[int, _Check] = {
     Kind.BARRIER: CheckedTimeline._check_barrier,
     Kind.KEYFRAME: CheckedTimeline._check_keyframe,
     Kind.SHARE: check_share,
+    Kind.GRAFT: check_graft,
     Kind.STATE_COPY: check_state_copy,
     Kind.EVICTION: check_eviction,
 }

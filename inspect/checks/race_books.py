@@ -70,7 +70,8 @@ class Forward:
 class BandBooks:
     """One band: `page_of` by virtual page (−1: unmapped; counted from `base`), `placed` by physical
     page (the newest ticket when its content came there), `pinned` by physical page (how many leases).
-    `fresh`: virtual pages bound or moved since the last publish."""
+    `fresh`: virtual pages bound or moved since the last publish. `grafted` by virtual page: the newest
+    ticket when the prefix cache's page took over a place here (0: never); None while none did."""
 
     def __init__(self, about: dict[str, Any], base: int, space: SpaceBooks, fills: bool) -> None:
         self.name: str = about["name"]
@@ -85,6 +86,7 @@ class BandBooks:
         self.pinned = np.zeros(about["capacity"], np.int16)
         self.pins = 0
         self.fresh: list[Pages] = []
+        self.grafted: np.ndarray | None = None
         self.spare: list[np.ndarray] = []  # mark arrays, all zero, to be used again
 
     def marks(self) -> np.ndarray:
@@ -283,6 +285,8 @@ class RaceBooks:
         space, ticket = band.space, forward.number
         first = forward.first_written.take(space.row[virtual], mode="clip")
         before, theirs = space.leased[virtual] < ticket, space.owned[virtual] >= ticket
+        if band.grafted is not None:
+            before = before & (band.grafted[virtual] < ticket)
         own = (first != NOT_IN_BATCH) & before & theirs
         rows = own
         if forward.shared and not band.is_state:
@@ -313,6 +317,19 @@ class RaceBooks:
                 at, who = pages, virtual
             left[at] = np.maximum(left[at], READ + written)
             forward.log[index].append((at, who, band.space.generation[who]))
+
+    def graft(self, index: int, virtual: np.ndarray, into: np.ndarray) -> None:
+        """Pages `into` of the prefix cache lie where pages `virtual` lay. What open forwards may do
+        there stays written down by place; those to come know the place by its new name."""
+        band = self.bands[index]
+        pages = band.page_of[virtual]
+        self.leave(index, virtual, pages)
+        band.page_of[virtual] = -1
+        band.page_of[into] = pages
+        band.fresh.append(into)
+        if band.grafted is None:
+            band.grafted = np.zeros(band.page_of.size, np.int64)
+        band.grafted[into] = self.issued
 
     def shrink(self, index: int, first: int, stop: int) -> None:
         """The band gives up pages `[first, stop)` (from its base): bytes that others may take."""

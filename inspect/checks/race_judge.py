@@ -128,6 +128,9 @@ class Judge:
         told: Any = np.zeros(pages.size, bool)
         for forward in reversed(self.books.open):
             _, _, written = self.books.touched(forward, of_band, virtual, pages)
+            left = forward.left[band]
+            if left is not None:  # under another name, before the place was given another
+                written = written | (left[pages] == WRITTEN)
             written = written & ~told
             if written.any():
                 told |= written

@@ -7,8 +7,8 @@ holder. What touches what is derived from the events:
 - A forward reads every page its requests hold at its launch, and their table rows; it writes the
   pages of the tokens it is launched for (of state bands: every slot of its requests).
 - A request's pages that the prefix cache owns are read by its forwards and written by none; forwards
-  from before the cache took a page may have written it. The copy of a state reads one slot and
-  writes another, like a move whose source stays.
+  from before the cache took a page, or the place of one (a graft), may have written it. The copy of a
+  state reads one slot and writes another, like a move whose source stays.
 - A move reads its sources and writes its destinations. A handed-out page is written where the
   arena's policy fills it (`hand_out`, `hand_out_state`); a device may issue a fill later than that,
   up to the next launch. A publish writes the table rows that changed since the last.
@@ -314,6 +314,9 @@ class _Checker:
     def _share(self, sequence: int, index: int, flags: int, band: int, *rest: int) -> None:
         self.books.share(rest[1], rest[2], self._decoder.pages(index)[0])
 
+    def _graft(self, sequence: int, index: int, flags: int, band: int, *rest: int) -> None:
+        self.books.graft(band, *self._decoder.pages(index))
+
     def _state_copy(self, sequence: int, index: int, flags: int, band: int, *rest: int) -> None:
         base = self.books.bands[band].base
         for look, packed in zip((self.judge.reads, self.judge.writes), rest, strict=False):
@@ -353,10 +356,8 @@ class _Checker:
     def _publish(self, sequence: int, index: int, flags: int, band: int, *rest: int) -> None:
         self.judge.publish(sequence, band)
 
-    def _done(
-        self, sequence: int, index: int, flags: int, band: int, a: int, b: int, c: int
-    ) -> None:
-        self.books.done(a)
+    def _done(self, sequence: int, index: int, flags: int, band: int, *rest: int) -> None:
+        self.books.done(rest[0])
 
     def _barrier(
         self, sequence: int, index: int, flags: int, band: int, a: int, b: int, c: int
@@ -394,5 +395,6 @@ _APPLIERS: dict[int, _Applier] = {
     Kind.PUBLISH: _Checker._publish,
     Kind.BARRIER: _Checker._barrier,
     Kind.SHARE: _Checker._share,
+    Kind.GRAFT: _Checker._graft,
     Kind.STATE_COPY: _Checker._state_copy,
 }

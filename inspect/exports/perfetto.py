@@ -163,6 +163,11 @@ class _Tracks:
                 about["virtual"] = _runs(share.virtual.tolist())
                 name = f"{share.virtual.size} pages are the cache's"
                 yield _instant(name, STREAMS, SCHEDULE, at, about)
+            case events.Graft() as graft:
+                about |= {"request": graft.request, "virtual": _runs(graft.virtual.tolist())}
+                about["into"] = _runs(graft.into.tolist())
+                name = f"{graft.into.size} pages grafted"
+                yield _instant(name, BANDS, self._tid(graft.band), at, about)
             case events.Eviction() as gone:
                 about |= {"demand": gone.demand, "pages": gone.counts}
                 name = f"eviction: {sum(gone.counts)} pages"

@@ -139,6 +139,9 @@ class EventRows:
             case events.Share():
                 row.update(request=body.request, holder=CACHE_NAME, pages=body.virtual.size)
                 row["value"] = body.first_page
+            case events.Graft():
+                row.update(band=body.band, request=body.request, holder=CACHE_NAME)
+                row["pages"] = body.virtual.size
             case events.Eviction():
                 row.update(holder=CACHE_NAME, pages=sum(body.counts))
                 row["detail"] = as_json({"demand": body.demand, "counts": body.counts})
@@ -247,8 +250,17 @@ class PageRows:
         if not isinstance(body, _TOUCHING):
             return
         state = self.follower.before(event.sequence)
-        columns = self._columns(body, state)
+        if isinstance(body, events.Graft):
+            for columns in self._grafted(body, state):
+                yield from self._runs(event, body.band, columns, body.virtual.size)
+            return
         size = body.pages.size if isinstance(body, _BY_PLACE) else body.virtual.size
+        yield from self._runs(event, body.band, self._columns(body, state), size)
+
+    def _runs(
+        self, event: Event, band: str, columns: tuple[np.ndarray | None, ...], size: int
+    ) -> Iterator[tuple[Any, ...]]:
+        """A row per run of pages that follow on each other in every column."""
         if not size:
             return
         step = _step(columns[2])
@@ -264,7 +276,20 @@ class PageRows:
             for c in (None if c is None else c[starts[:-1]] for c in columns)
         ]
         for *values, length in zip(*firsts, lengths, strict=True):
-            yield (event.sequence, event.kind, body.band, *values, length, step)
+            yield (event.sequence, event.kind, band, *values, length, step)
+
+    def _grafted(
+        self, body: events.Graft, state: ArenaState | None
+    ) -> Iterator[tuple[np.ndarray | None, ...]]:
+        """The request's pages, which lay there before, then the cache's, which lie there now."""
+        physical = generation = None
+        index = self.indexes[body.band]
+        if state is not None:
+            physical = state.bands[index].page_of[body.virtual].astype(np.int64)
+            generation = state.ids_of(index).generation
+        for virtual, owner in ((body.virtual, body.request), (body.into, UNMAPPED)):
+            names = None if generation is None else generation[virtual]
+            yield virtual, names, physical, None, np.full(virtual.size, owner, np.int64)
 
     def _columns(
         self, body: Any, state: ArenaState | None
@@ -301,7 +326,7 @@ class PageRows:
 
 
 _BY_PLACE = (events.Pending, events.Reclaim)
-_TOUCHING = (events.LeaseBegin, events.LeaseEnd, events.PageMove, *_BY_PLACE)
+_TOUCHING = (events.LeaseBegin, events.LeaseEnd, events.PageMove, events.Graft, *_BY_PLACE)
 
 
 def _step(places: np.ndarray | None) -> int:

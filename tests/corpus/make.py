@@ -146,7 +146,7 @@ def _cached_walks() -> None:
             path,
             f"600 random operations on a small arena with a prefix cache, {layout} "
             "(tests.inspect_.cached)",
-            f"a prefix cache: matches, publications and evictions of {what}",
+            f"a prefix cache: matches, publications, grafts and evictions of {what}",
         )
 
 

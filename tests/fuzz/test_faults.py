@@ -51,8 +51,9 @@ HINTS: dict[str, int] = {
     "match-without-a-slot": 33,
     "admission-evicts-the-state-it-copies": 66,
     "admission-counts-its-own-match": 33,
-    "swap-under-a-lease": 16,
     "evicted-slots-leak": 11,
+    "grafts-a-page-too-far": 45,
+    "grafts-only-where-nobody-holds": 16,
     "checkpoint-of-another-slot": 20,
 }
 
@@ -158,7 +159,7 @@ def test_a_fault_changes_what_an_arena_does(name: str) -> None:
 # The list of docs/prefix.md: each has a fault that stands for it.
 ASKED_FOR = {
     1: "match-not-held", 2: "held-pages-evicted", 3: "duplicate-released-twice",
-    4: "replaced-pages-not-freed", 5: "swap-under-a-lease", 6: "working-slot-given-away",
+    4: "graft-not-done", 5: "graft-without-renaming-writes", 6: "working-slot-given-away",
     7: "checkpoint-copied-too-early", 8: "window-reach-a-page-short", 9: "match-over-a-tombstone",
     10: "split-loses-leases", 11: "trim-frees-shared-pages", 12: "release-drops-shared-pages",
     13: "admission-evicts-the-state-it-copies", 14: "stall-publishes", 15: "evicted-ids-leak",

@@ -115,36 +115,115 @@ def test_copies_are_freed_and_the_row_names_the_cache() -> None:
     assert hand.model.full.live == 3
 
 
-def test_lost_window_rows_come_back_or_publishing_ends_before_them() -> None:
+def places(hand: Hand, band: str, pages: list[int]) -> list[int]:
+    """Where these pages lie in a band (−1: nowhere)."""
+    return [hand.model.by_name[band].place_of[page] for page in pages]
+
+
+def test_lost_window_rows_come_back_to_a_prefix_that_others_hold() -> None:
     hand = Hand("window")
     for request in (0, 1, 2):
         hand.compute(request, 6, KEY)
     hand.do(ops.TrimWindow((0,)))
     hand.do(ops.Publish(0))
-    there = hand.pages(0)
-    assert hand.do(ops.Publish(1)) == 0  # request 0 holds the pages, and 1 needs its own rows
-    hand.do(ops.Release(0))
-    own = hand.pages(1)
-    assert hand.do(ops.Publish(1)) == 6 * PAGE  # now nobody holds them
-    assert hand.pages(1) == [*own[:4], *there[4:]]
-    # A request that leaves gives up its copy, held or not.
+    there, own = hand.pages(0), hand.pages(1)
+    lay = places(hand, "window_5", own)
+    assert places(hand, "window_5", there)[:4] == [-1] * 4
+    assert hand.do(ops.Publish(1)) == 6 * PAGE
+    assert hand.pages(1) == there and hand.model.grafts == [(0, own[:4], there[:4])]
+    assert places(hand, "window_5", there)[:4] == lay[:4]  # no byte has moved
+    assert places(hand, "window_5", own) == [-1] * 6
+    # Who leaves finds all rows there, and gives up its copy.
     assert hand.do(ops.Release(2, publish=True)) is None
-    assert hand.model.full.live == 6
+    assert not hand.model.grafts and hand.model.full.live == hand.model.by_name["window_5"].live == 6
+    # They are held where they came to, by the request that goes on.
+    assert hand.do(ops.Evict((9, 9))) == 0
+    hand.do(ops.TrimWindow((1,)))
+    assert hand.do(ops.Evict((9, 9))) == 4
+    hand.do(ops.Release(0))
+    hand.do(ops.Release(1))
+    assert hand.do(ops.Evict((9, 9))) == 8
 
 
-def test_no_window_loses_rows_when_another_gets_them_back() -> None:
+def test_windows_get_rows_back_each_by_itself() -> None:
     hand = Hand("windows")
     names = [band.name for band in hand.model.bands]
     hand.compute(0, 6, KEY)
     hand.do(ops.Release(0, publish=True))
     assert hand.do(ops.Evict(tuple(4 * (name == "window_8") for name in names))) == 4
+    there = [page.page for page in hand.model.cache.everything()]
     hand.compute(1, 6)
     hand.do(ops.TrimWindow((1,)))
-    # Its rows of pages 2 and 3 in window_8 are lost in the cache, but window_3 has those there only.
+    # It has rows of pages 2 to 5 in window_8, of which the cache lacks two, and of page 5 in window_3.
     assert hand.model.requests[1].first_kept == [5, 2] or hand.model.requests[1].first_kept == [2, 5]
     own = hand.pages(1)
-    assert hand.do(ops.Publish(1, KEY)) == 2 * PAGE
-    assert hand.pages(1)[2:] == own[2:]
+    assert hand.do(ops.Publish(1, KEY)) == 6 * PAGE
+    assert hand.model.grafts == [(names.index("window_8"), own[2:4], there[2:4])]
+    kept = [page.kept for page in hand.model.cache.everything()]
+    window = hand.model.cache.windows.index(names.index("window_8"))
+    assert [keeps[window] for keeps in kept] == [False, False, True, True, True, True]
+    assert all(keeps[1 - window] for keeps in kept)
+
+
+def test_a_graft_is_a_use_of_its_run() -> None:
+    """Also of one that is too far from the end to be of use to a match of the whole."""
+    hand = Hand("window")
+    hand.compute(0, 6, KEY)
+    hand.do(ops.Release(0, publish=True))
+    assert hand.do(ops.Admit(1, key=KEY[:2])) == 2 * PAGE  # which makes two runs of it
+    hand.do(ops.Release(1))
+    assert hand.do(ops.Evict((6, 0))) == 6
+    hand.compute(2, 6, (21, 22, 23, 24, 25, 26))
+    hand.do(ops.Release(2, publish=True))
+    hand.compute(3, 6)
+    assert hand.do(ops.Publish(3, KEY)) == 6 * PAGE
+    hand.do(ops.Release(3))
+    assert hand.do(ops.Evict((6, 0))) == 6
+    left = [page.key for page in hand.model.cache.everything() if page.kept[0]]
+    assert left == [(key,) for key in KEY]
+
+
+def test_what_a_forward_in_flight_writes_stays_where_it_is_after_a_graft() -> None:
+    """Compaction finds it by its new name; a barrier or the forward's end lets it go."""
+    hand = Hand("window", compact_hole_share=0.0)
+    hand.do(ops.Admit(9))
+    hand.do(ops.Extend(9, 2 * PAGE))  # leaves holes for others to move into
+    hand.compute(0, 6, KEY)
+    hand.do(ops.Admit(1))
+    hand.do(ops.Extend(1, 6 * PAGE))
+    hand.do(ops.TrimWindow((0,)))
+    hand.do(ops.Publish(0))
+    flying = hand.do(ops.Launch((1,)))
+    own, there = hand.pages(1), hand.pages(0)
+    assert hand.do(ops.Publish(1, KEY)) == 6 * PAGE
+    window = hand.model.by_name["window_5"]
+    assert hand.model.written(window) == {*there[:4], *own[4:]}
+    assert hand.model.written(hand.model.full) == set(own)
+    hand.do(ops.Release(9))
+    before = places(hand, "window_5", there[:4])
+    hand.do(ops.Compact(max_moves=99))
+    assert places(hand, "window_5", there[:4]) == before
+    hand.do(ops.Complete(flying))
+    hand.do(ops.Compact(max_moves=99))
+    assert places(hand, "window_5", there[:4]) != before
+
+
+def test_a_pinned_place_stays_pinned_when_the_cache_gets_it() -> None:
+    hand = Hand("window")
+    for request in (0, 1):
+        hand.compute(request, 6, KEY)
+    pin = hand.do(ops.Lease(1, "window_5", 1, 3))
+    hand.do(ops.TrimWindow((0,)))
+    hand.do(ops.Publish(0))
+    assert hand.do(ops.Publish(1)) == 6 * PAGE and hand.model.grafts
+    there = hand.pages(1)
+    hand.do(ops.Release(0))
+    hand.do(ops.Release(1))
+    assert hand.do(ops.Evict((9, 9))) == 0
+    counts = hand.model.by_name["window_5"].pin_count
+    assert [counts[place] for place in places(hand, "window_5", there)] == [0, 1, 1, 0, 0, 0]
+    hand.do(ops.EndLease(pin))
+    assert hand.do(ops.Evict((9, 9))) == 12
 
 
 def test_a_pin_holds_what_its_request_shares_and_publishes() -> None:
@@ -239,6 +318,7 @@ def published(request: int, pages: int, key: tuple[int, ...] = KEY) -> list[Oper
 FILLED = [*published(0, 4), ops.Complete(1), ops.Release(0, publish=True)]
 STATE = [*published(0, 2), ops.Complete(1), ops.Checkpoint(0)]
 TWINS = [*published(0, 4), *published(1, 4), ops.Publish(0)]
+LOST = [*published(0, 6), *published(1, 6), ops.TrimWindow((0,)), ops.Publish(0)]
 
 
 def field(place: int, value: Any) -> Any:
@@ -293,6 +373,28 @@ ALTERED: dict[str, tuple[str, str, list[Operation], Operation, str, Any]] = {
     ),
     "copies of another holder": (
         "ownership", "full", TWINS, ops.Publish(1), "lease_end", field(0, lambda h: h + 1),
+    ),
+    "rows that are not grafted": ("ownership", "window", LOST, ops.Publish(1), "graft", nothing),
+    "a graft of another request": (
+        "ownership", "window", LOST, ops.Publish(1), "graft", field(0, lambda r: r - 1),
+    ),
+    "a graft of other pages": (
+        "ownership", "window", LOST, ops.Publish(1), "graft", field(2, lambda p: p + 1),
+    ),
+    "a graft of a page less": (
+        "ownership", "window", LOST, ops.Publish(1), "graft",
+        lambda model, request, band, old, new: (request, band, old[1:], new[1:]),
+    ),
+    "grafted rows that are freed as well": (
+        "ownership", "window", LOST, ops.Publish(1), "lease_end",
+        lambda model, holder, band, virtual, lease: (
+            (holder, band, np.concatenate([virtual[:1] - 1, virtual]), lease)
+            if band == "window_5" else (holder, band, virtual, lease)
+        ),
+    ),
+    "a graft for nothing": (
+        "ownership", "window", TWINS, ops.Publish(1), "lease_end",
+        lambda model, holder, band, virtual, lease: model.graft(1, band, virtual, virtual - 4),
     ),
     "an eviction for another demand": (
         "capacity", "full", FILLED, ops.Evict((1, 2)), "evict", field(0, lambda d: d[::-1]),

@@ -10,6 +10,7 @@ import pytest
 from bandscope.allocator import operations as ops
 from bandscope.allocator.books import Books
 from bandscope.allocator.operations import Operation
+from bandscope.allocator.tables import PageTable
 from bandscope.fuzz.execution import Execution
 from bandscope.fuzz.program import Step
 from bandscope.fuzz.simulated import SimulatedDevice
@@ -32,7 +33,7 @@ class Engine:
         self.device: Any = self.execution.device
         self.found: list[str] = []
 
-    def run(self, operations: list[Operation]) -> None:
+    def run(self, operations: list[Operation], *, drain: bool = True) -> None:
         model, arena = self.execution.model, self.execution.arena
         for operation in operations:
             model.expect(operation)
@@ -43,10 +44,13 @@ class Engine:
             model.settle(operation, outcome)  # what it finds is not looked at
             for copy in model.copies:
                 self.device.state_copied(*copy)
+            for graft in model.grafts:
+                self.device.grafted(*graft)
             if isinstance(operation, ops.Launch):
                 touched = model.accesses(operation.requests)
                 self.device.forward_over(outcome.value, touched)
-        self.device.drain()
+        if drain:
+            self.device.drain()
         self.found += [violation.invariant for violation in self.device.take_violations()]
 
 
@@ -92,16 +96,50 @@ def test_a_wrong_copy_is_found_by_its_bytes(wrong: str, monkeypatch: pytest.Monk
     assert "content" in engine.found
 
 
-def test_a_slot_that_is_given_back_keeps_nothing() -> None:
-    """A checkpoint whose publication ended early copied for nothing: whoever gets that slot next finds
-    what the policy says."""
-    engine = Engine("eager", "both", hand_out_state="poison", prefix_keys="hashes")
-    engine.run([*COMPUTED, ops.Extend(0, GRID), ops.Launch((0,))])
-    engine.run([ops.Admit(1, key=KEY), ops.Extend(1, 2 * GRID), ops.Launch((1,)), ops.TrimWindow((1,))])
-    engine.run([ops.Publish(1), ops.Checkpoint(0)])  # 1 holds the pages, without rows that 0 needs
-    assert engine.execution.model.requests[0].path == [] and not engine.execution.model.copies
-    engine.run([ops.Admit(2), ops.Admit(3), ops.Launch((2, 3))])
+# Two compute the same; the first trims its window and publishes; the second publishes while the forward
+# that computes its rows may still run, reads them by the cache's names, and another one matches them.
+TWINS: list[Operation] = [
+    ops.Admit(0, key=KEY), ops.Admit(1, key=KEY), ops.Extend(0, 6 * PAGE), ops.Extend(1, 6 * PAGE),
+    ops.Launch((0,)), ops.TrimWindow((0,)), ops.Publish(0), ops.Launch((1,)),
+]  # fmt: skip
+GRAFT: list[Operation] = [
+    ops.Publish(1), ops.Extend(1, 1), ops.Launch((1,)), ops.Admit(2, key=KEY, limit_tokens=2 * PAGE),
+    ops.Extend(2, 1), ops.Launch((2,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["eager", "latest", "random:3"])
+def test_a_grafted_page_holds_what_was_left_under_its_old_name(schedule: str) -> None:
+    engine = Engine(schedule, "window")
+    engine.run([*TWINS, GRAFT[0]])
+    assert engine.execution.model.grafts
+    engine.run(GRAFT[1:])
+    assert engine.execution.model.requests[2].length == 2 * PAGE + 1 and not engine.found
+
+
+def test_a_graft_that_is_not_done_is_found_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache's page is bound, but to the place of another page of the request."""
+    rename = PageTable.rename
+    monkeypatch.setattr(PageTable, "rename", lambda self, old, new: rename(self, old, new[::-1]))
+    for schedule in ("eager", "latest"):
+        engine = Engine(schedule, "window")
+        engine.run([*TWINS, *GRAFT])
+        assert "content" in engine.found
+
+
+def test_a_load_of_a_grafted_page_is_waited_for_under_its_new_name() -> None:
+    """Whoever loads a page goes on doing so after its graft; a forward that reads it waits."""
+    engine = Engine("latest", "window")
+    engine.run(TWINS, drain=False)
+    band, own = 0, engine.execution.model.requests[1].pages.tolist()
+    engine.device.copy_over(1, band, own[:1], "writes")
+    engine.run(GRAFT[:1], drain=False)
+    (graft,) = engine.execution.model.grafts
+    assert graft[0] == band and own[0] in graft[1]
+    engine.run(GRAFT[1:3])
     assert not engine.found
+    engine.device.end_copies(1)
+    assert not engine.device._copies
 
 
 def test_a_shared_page_holds_what_its_writer_left() -> None:

@@ -30,6 +30,7 @@ from bandscope.inspect.summary import summarize
 from bandscope.inspect.timeline import Timeline
 from tests.allocator.arenas import P2W, P3, small_arena
 from tests.inspect_.cached import LAYOUTS, record_cached
+from tests.inspect_.grafts import grafted
 from tests.inspect_.test_metrics import of, parsed
 from tests.inspect_.traces import Recorded, record
 
@@ -61,6 +62,8 @@ def truth(trace: Trace) -> Counter[str]:
                 found["checkpoints" if value else "stalls"] += 1
             case events.Share():
                 found["shared"] += body.virtual.size
+            case events.Graft():
+                found["grafted"] += body.into.size
             case events.Eviction():
                 found["evictions"] += 1
                 for index, pages in enumerate(body.counts):
@@ -84,7 +87,9 @@ def retold(recorded: Recorded) -> Counters:
 def test_counters_and_metrics_say_what_happened(recorded: Recorded) -> None:
     expected, counters = truth(Trace(recorded.path)), retold(recorded)
     cache = counters.cache
-    for name in ("admissions", "matches", "hit_tokens", "checkpoints", "stalls", "shared", "evictions"):
+    for name in (
+        "admissions", "matches", "hit_tokens", "checkpoints", "stalls", "shared", "grafted", "evictions"
+    ):  # fmt: skip
         assert getattr(cache, name) == expected[name], name
     assert cache.evictions and cache.hit_tokens
     assert {band: pages for band, pages in cache.evicted.items() if pages} == {
@@ -94,6 +99,8 @@ def test_counters_and_metrics_say_what_happened(recorded: Recorded) -> None:
     values = parsed(recorded.arena, counters)
     assert of(values, "cache_hit_tokens_total") == expected["hit_tokens"]
     assert of(values, "cache_checkpoint_stalls_total") == expected["stalls"]
+    assert of(values, "cache_grafted_pages_total") == expected["grafted"]
+    assert (expected["grafted"] > 0) == (len(recorded.arena.books.windows) > 0)
     for fact in recorded.arena.facts():
         assert of(values, "band_cached_pages", band=fact.name) == fact.cached
         assert of(values, "band_evictable_pages", band=fact.name) == fact.evictable
@@ -123,7 +130,9 @@ def test_tables_say_what_happened(recorded: Recorded) -> None:
     trace = Trace(recorded.path)
     expected, stats = truth(trace), operation_stats(trace)
     assert stats.cache is not None
-    for name in ("asked", "matches", "hit_tokens", "checkpoints", "stalls", "shared", "evictions"):
+    for name in (
+        "asked", "matches", "hit_tokens", "checkpoints", "stalls", "shared", "grafted", "evictions"
+    ):  # fmt: skip
         assert getattr(stats.cache, name) == expected[name], name
     assert stats.cache.evicted == {band.band: expected[band.band] for band in stats.bands}
     kinds = {one.kind for one in stats.operations}
@@ -220,6 +229,9 @@ def test_rows_name_the_cache_as_a_holder(recorded: Recorded) -> None:
             told = (row["request"], row["holder"], row["pages"], row["value"])
             assert told == (body.request, "cache", body.virtual.size, body.first_page)
             seen["share"] += 1
+        elif isinstance(body, events.Graft):
+            assert (row["request"], row["holder"], row["band"]) == (body.request, "cache", body.band)
+            assert row["pages"] == body.into.size and row["bytes"]
         elif isinstance(body, events.Eviction):
             assert (row["holder"], row["pages"]) == ("cache", sum(body.counts))
             seen["eviction"] += 1
@@ -237,6 +249,17 @@ def test_perfetto_counts_pages_that_only_change_hands(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     last = {e["name"]: e["args"] for e in told if e["ph"] == "C"}
     assert (last["full pages"]["cached"], last["full pages"]["live"]) == (2, 0)
+    assert last["window_8 pages"]["cached"] == 2
+
+
+def test_perfetto_shows_a_graft(tmp_path: Path) -> None:
+    export(Trace(grafted(tmp_path / "run")), "perfetto", tmp_path / "trace.json")
+    told = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    (one,) = [event for event in told if event["name"] == "2 pages grafted"]
+    tracks = {e["tid"]: e["args"]["name"] for e in told if e["name"] == "thread_name" and e["pid"] == 1}
+    assert tracks[one["tid"]] == "window_8" and one["args"]["into"] == "1-2"
+    assert (one["args"]["request"], one["args"]["virtual"]) == (1, "4-5")
+    last = {e["name"]: e["args"] for e in told if e["ph"] == "C"}
     assert last["window_8 pages"]["cached"] == 2
 
 

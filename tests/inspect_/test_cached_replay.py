@@ -50,7 +50,7 @@ def test_the_work_of_an_engine_breaks_nothing(tmp_path: Path, name: str, device:
     assert report.difference is None, report.difference
 
 
-@pytest.mark.parametrize("kind", [Kind.SHARE, Kind.EVICTION, Kind.STATE_COPY])
+@pytest.mark.parametrize("kind", [Kind.SHARE, Kind.EVICTION, Kind.STATE_COPY, Kind.GRAFT])
 def test_an_effect_of_the_cache_that_differs_is_found(tmp_path: Path, kind: Kind) -> None:
     recorded = record_cached(tmp_path / "run", "P3", seed=1, operations=900)
     row = of_kind(recorded.path, kind)[-1]

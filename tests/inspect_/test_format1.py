@@ -20,7 +20,7 @@ CORPUS = Path(__file__).parents[1] / "corpus"
 # Records that came with the prefix cache, after the fixtures were made.
 OF_PREFIX_CACHE = {
     Kind.ADMIT_PREFIX, Kind.RELEASE_PREFIX, Kind.PUBLISH_PREFIX, Kind.CHECKPOINT, Kind.SHARE,
-    Kind.EVICTION, Kind.STATE_COPY,
+    Kind.EVICTION, Kind.STATE_COPY, Kind.GRAFT,
 }  # fmt: skip
 DOCUMENT = Path(__file__).parents[2] / "docs" / "trace-format.md"
 

@@ -110,6 +110,13 @@ def naive_races(trace: Trace) -> set[tuple[int, int, str, int]]:
                         for virtual in body.virtual.tolist():
                             if (band, virtual) in owner:
                                 owner[band, virtual] = events.CACHE
+            case events.Graft():
+                band = names.index(body.band)
+                for virtual, into in zip(body.virtual.tolist(), body.into.tolist(), strict=True):
+                    page_of[band, into] = page_of.pop((band, virtual))
+                    del owner[band, virtual]
+                    owner[band, into] = events.CACHE
+                    dirty[band] |= {virtual, into}
             case events.StateCopy():
                 band = names.index(body.band)
                 touched(band, body.from_page, event.sequence, False)

@@ -13,7 +13,8 @@ from bandscope.tui.commands.inspect.options import AsJson, Limit, TracePath, rea
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bandscope.inspect.lifetimes import LeaseLife, PageLife
+    from bandscope.inspect.lease_lives import LeaseLife
+    from bandscope.inspect.lifetimes import PageLife
 
 
 def page(
@@ -75,7 +76,7 @@ def lease(
     as_json: AsJson = False,
 ) -> None:
     """One lease: who holds what since when, when it ended, and what waited for it."""
-    from bandscope.inspect.lifetimes import lease_life
+    from bandscope.inspect.lease_lives import lease_life
     from bandscope.tui.commands.inspect import tables
 
     with reading(trace) as opened:

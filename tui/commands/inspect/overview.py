@@ -169,9 +169,10 @@ def _print_stats(console: Console, found: TraceStats) -> None:
 
 def _spell_cache(cache: CacheStats) -> str:
     stalls = f", {cache.stalls:,} stalled" if cache.stalls else ""
+    grafted = f", {cache.grafted:,} grafted" if cache.grafted else ""
     return (
         f"{cache.matches:,} of {cache.asked:,} requests with a key matched, {cache.hit_tokens:,} tokens "
-        f"in all; {cache.shared:,} pages shared; {cache.checkpoints:,} checkpoints{stalls}; "
+        f"in all; {cache.shared:,} pages shared{grafted}; {cache.checkpoints:,} checkpoints{stalls}; "
         f"{sum(cache.evicted.values()):,} pages evicted for {cache.evictions:,} demands"
     )
 
