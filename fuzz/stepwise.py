@@ -12,11 +12,11 @@ own (ledger rows), images of the same form are kept here and follow the model.
 
 Left to `full`, since they would cost more than they tell: which places wait for a ticket (the batches,
 their stamps and sizes are compared at each step), which pages forwards in flight write (looked at
-after every fourth launch, and where pages were grafted), what leases say (after a lease began or ended), which rows are yet to be
-published (the number of batches is compared), pages of a prefix cache where an operation asks nothing of
-it or it is large (their counts are compared), cells of a wide table of pages that no request holds
-(`ledger_image`), and public answers (`probes` compares one of them every
-few steps). `tests/fuzz/test_stepwise.py` corrupts every field of the books and says which of the two
+after every fourth launch, and where pages were grafted), what leases say (after a lease began or ended),
+which rows are yet to be published (the number of batches is compared), pages of a prefix cache where an
+operation asks nothing of it or it is large (their counts are compared), cells of a wide table of pages
+that no request holds (`ledger_image`), and public answers (`probes` compares one of them every few
+steps). `tests/fuzz/test_stepwise.py` corrupts every field of the books and says which of the two
 sees it.
 """
 

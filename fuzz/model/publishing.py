@@ -18,8 +18,8 @@ Rule = tuple[str, str]  # an invariant, and how it was broken
 @dataclass
 class Published:
     """What became of it. `path`: the request's pages in the cache. Per band index, `grafts`: pages of
-    the request, and pages of the cache that lie in their places from now on; `duplicates`: pages that the
-    request must give up. `wrong`: rules that were broken."""
+    the request, and pages of the cache that lie in their places from now on; `duplicates`: pages that
+    the request must give up. `wrong`: rules that were broken."""
 
     path: list[CachedPage] = field(default_factory=list)
     grafts: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)

@@ -14,6 +14,7 @@ import pytest
 from bandscope.allocator import operations as ops
 from bandscope.allocator.arena import Arena
 from bandscope.allocator.cache import PrefixCache
+from bandscope.fuzz.faults import FAULTS
 from bandscope.fuzz.stepwise import Stepwise
 from tests.fuzz.caching import PAGE, cached_layout
 from tests.fuzz.modelling import Watched
@@ -185,6 +186,21 @@ def test_a_corrupted_field_of_the_cache_is_seen(field: str) -> None:
         assert in_full or not there, f"{field} was corrupted (seed {seed}), and nothing seen"
         assert in_step == (there and field in POKES), (field, seed)
     assert tried[True] >= 3, "hardly anything to corrupt"
+
+
+@pytest.mark.parametrize("publish", [ops.Publish(1), ops.Release(1, publish=True)])
+@pytest.mark.parametrize("fault", ["graft-without-renaming-writes", "graft-not-published"])
+def test_a_graft_that_is_half_done_is_seen_in_its_step(fault: str, publish: ops.Operation) -> None:
+    """Books that still name what a forward writes as before, or owe the device fewer rows."""
+    watched = Watched(cached_layout("window"))
+    for request in (0, 1):
+        watched.run([ops.Admit(request, key=KEYS[0]), ops.Extend(request, 6 * PAGE)])
+    watched.run([ops.Launch((0,)), ops.TrimWindow((0,)), ops.Publish(0), ops.Launch((1,))])
+    with FAULTS[fault].plant():
+        outcome, violations = watched.apply(publish)
+    assert outcome.ok and watched.model.grafts
+    right = "tables" if fault == "graft-not-published" else "happens_before"
+    assert violations and violations[0].invariant == right
 
 
 @pytest.mark.parametrize("name", ["tree", "sharing", "pin_leases", "pin_requests"])
