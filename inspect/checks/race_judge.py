@@ -120,10 +120,14 @@ class Judge:
             )  # fmt: skip
         forward.orphans = kept
 
-    def reads(self, sequence: int, band: int, virtual: Pages, pages: Pages) -> None:
-        """A move's sources: launched work may still write them."""
+    def reads(
+        self, sequence: int, band: int, virtual: Pages, pages: Pages, *, stays: bool = False
+    ) -> None:
+        """Sources of a move, or of a copy that leaves them in place (`stays`): launched work may still
+        write them. Nobody may move what a lease pins; that the engine copies it is its own choice, as
+        that a forward reads it."""
         of_band = self.books.bands[band]
-        if of_band.pins:
+        if of_band.pins and not stays:
             self._against_pins(sequence, band, virtual, pages, "reads")
         told: Any = np.zeros(pages.size, bool)
         for forward in reversed(self.books.open):

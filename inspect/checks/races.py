@@ -25,9 +25,10 @@ access to what an open forward, or a holder, conflicts with. Found by bytes, als
 has taken the bytes over.
 
 Not seen: a holder against forwards (it orders itself behind those launched before its lease; those
-launched later over pages it copies are the engine's choice, and no event tells of it); the content
-of pages; forwards that touch other pages than their requests hold; anything launched before the
-trace begins or before a damaged part ends: that is listed in `gaps` and `notes`.
+launched later over pages it copies are the engine's choice, and no event tells of it), and against
+the source of a state's copy; the content of pages; forwards that touch other pages than their
+requests hold; anything launched before the trace begins or before a damaged part ends: that is
+listed in `gaps` and `notes`.
 """
 
 from __future__ import annotations
@@ -319,8 +320,11 @@ class _Checker:
 
     def _state_copy(self, sequence: int, index: int, flags: int, band: int, *rest: int) -> None:
         base = self.books.bands[band].base
-        for look, packed in zip((self.judge.reads, self.judge.writes), rest, strict=False):
-            look(sequence, band, np.array([packed >> 32]), np.array([(packed & _U32) - base]))
+        source, target = (
+            (np.array([packed >> 32]), np.array([(packed & _U32) - base])) for packed in rest[:2]
+        )
+        self.judge.reads(sequence, band, *source, stays=True)
+        self.judge.writes(sequence, band, *target)
 
     def _band_move(
         self, sequence: int, index: int, flags: int, band: int, a: int, b: int, c: int

@@ -62,6 +62,18 @@ def test_a_state_that_is_copied_before_it_is_computed_is_a_race(tmp_path: Path) 
     assert race.second.operation == "Checkpoint" and race.second.stream == "schedule"
 
 
+def test_the_state_that_a_lease_pins_may_be_copied(tmp_path: Path) -> None:
+    """A checkpoint reads the slot beside its holder, as a forward would."""
+    arena = small_arena(P2M, prefix_cache=True, checkpoint_grid_tokens=4)
+    with Recorder(tmp_path / "run", arena) as recorder:
+        arena.apply(ops.Admit(0, 1, (7,)))
+        arena.extend(0, 4)
+        arena.complete(arena.launch([0]))
+        arena.lease(0, "mamba", 0, 1)
+        assert arena.checkpoint(0).value == 4
+    assert find_races(Trace(recorder.directory)).races == []
+
+
 def test_a_cached_page_is_read_by_the_forwards_of_all_who_share_it(tmp_path: Path) -> None:
     """Its row goes while the forward of a later request, which only shared it, still reads it."""
     arena = small_arena(P2W, prefix_cache=True, hand_out="zero")
