@@ -14,7 +14,7 @@ from bandscope.allocator import operations as ops
 from bandscope.allocator.books import Books
 from bandscope.allocator.cache import PrefixCache
 from bandscope.allocator.errors import MisuseError
-from bandscope.allocator.events import CACHE, Holder
+from bandscope.allocator.events import CACHE
 from bandscope.allocator.operations import Outcome
 from bandscope.allocator.prefix_insert import Inserted
 from bandscope.allocator.tables import Pages
@@ -109,10 +109,10 @@ def checkpoint(books: Books, op: ops.Checkpoint) -> Outcome:
     published = _insert(books, cache, row, op.request, lease=sharing.lease, checkpoints=given)
     cache.publish(op.request, published.depth)
     there = tree.checkpoint_at(key, depth)
-    if there is not None:
-        there.clock = tree.clock
+    assert there is not None, "what is published reaches the checkpoint"
+    there.clock = tree.clock
     books.tell_extents("checkpoint")
-    return Outcome(True, tokens if there is not None else 0)
+    return Outcome(True, tokens)
 
 
 def _stall(books: Books, cache: PrefixCache) -> Outcome:
@@ -201,11 +201,11 @@ def _insert(
     return published
 
 
-def _free(books: Books, per_band: Sequence[Pages], holder: Holder) -> None:
-    """Copies that are not needed: the request's pages, and a slot that was taken for the cache."""
+def _free(books: Books, per_band: Sequence[Pages], request: int) -> None:
+    """A request's copies that are not needed, and their ids."""
     for band in books.bands:
         ids = per_band[band.index]
-        books.drop(band, ids, CACHE if band.index == books.state else holder)
+        books.drop(band, ids, request)
     books.release_ids(per_band)
 
 
