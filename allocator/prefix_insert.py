@@ -110,8 +110,8 @@ def insert(
     cached_tokens = depth * shape.page_size
     if depth < count:
         taken = pages[depth:].copy()
-        first = [min(max(0, start - depth), count - depth) for start in kept]
-        end = tree._new_node(end, key[depth * unit : count * unit].copy(), taken, clock, first)
+        lost = [min(max(0, start - depth), count - depth) for start in kept]
+        end = tree._new_node(end, key[depth * unit : count * unit].copy(), taken, clock, lost)
         tree._count(end, 1)
         tree._offer(end)
         tree.owned.set(taken, True)

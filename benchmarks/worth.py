@@ -62,7 +62,7 @@ PAIRS = (
     Pair("qwen3-next-80b-a3b", "mooncake", "mooncake_conversation.jsonl.gz"),
     Pair("qwen3-next-80b-a3b", "azure", "azure_2023_code.csv"),
     Pair("qwen3-next-80b-a3b", SHIFT),
-    Pair("inkling", "agentic", "agentic_coding_48.jsonl.gz", most=60),
+    Pair("inkling", "agentic", "agentic_coding_48.jsonl.gz", most=40),
     Pair("inkling", SHIFT),
 )
 

@@ -213,7 +213,7 @@ class Admission:
             shared = _column(running, "shared_pages", 0)
         self._held_already = 0
         if found.tokens and running:
-            common = self.memory.common(found, [run.number for run in running])
+            common = self.memory.common(found, list(map(attrgetter("number"), running)))
             ends_before = schedule.last[:-1] <= schedule.last[-1]
             shared[:-1] = np.maximum(shared[:-1], np.where(ends_before, common, 0))
             shared[-1] = common[~ends_before].max(initial=0)

@@ -24,12 +24,15 @@ def common_pages(ledger: RequestLedger, requests: Sequence[int], pages: Pages) -
     high = np.minimum(ledger.cached[rows], pages.size)
     searching = np.flatnonzero(high)
     middle = np.ones(searching.size, np.int64)  # most rows differ in their first page
+    first = True
     while searching.size:
         same = ledger.pages[rows[searching], middle - 1] == pages[middle - 1]
         low[searching] = np.where(same, middle, low[searching])
         high[searching] = np.where(same, high[searching], middle - 1)
         searching = searching[low[searching] < high[searching]]
-        middle = (low[searching] + high[searching] + 1) >> 1
+        # And most of the others agree to the end.
+        middle = high[searching] if first else (low[searching] + high[searching] + 1) >> 1
+        first = False
     return low
 
 
