@@ -105,8 +105,6 @@ class RunConfig:
         return grid
 
 
-
-
 def targets_of(config: RunConfig, plan: StoragePlan, budget_bytes: int) -> Targets | None:
     """The sheet's targets where a sizing option was given. `SizingError` when they do not fit."""
     if not config.is_sized:
