@@ -136,7 +136,6 @@ def evict(books: Books, op: ops.Evict) -> Outcome:
         )
     gone = cache.tree.evict_counts(op.pages).pages
     books.evict(op.pages, gone)
-    books.tell_extents("evict")
     return Outcome(True, sum(ids.size for ids in gone))
 
 

@@ -8,10 +8,8 @@ of uses) are one.
 
 from __future__ import annotations
 
-import hashlib
 import resource
 import time
-from array import array
 from collections.abc import Callable, Sequence
 
 from bandscope.allocator import operations as ops
@@ -22,10 +20,10 @@ from bandscope.fuzz.exhaustive.cached_alphabet import CacheAlphabet, Letter
 from bandscope.fuzz.exhaustive.cached_bench import CachedBench
 from bandscope.fuzz.exhaustive.cached_facts import Facts
 from bandscope.fuzz.exhaustive.cached_rules import state_violations
+from bandscope.fuzz.exhaustive.known import NO_PARENT, KnownStates
 from bandscope.fuzz.exhaustive.report import Finding, Report
 from bandscope.fuzz.program import Layout, Program, named
 
-NO_PARENT = (1 << 32) - 1
 EVERYTHING = 1 << 20
 
 
@@ -43,10 +41,8 @@ class CachedSearch:
         self.bench = CachedBench(layout)
         self.report = Report(name, layout, alphabet)
         self.demands = small_demands(len(self.bench.geometry.names))
-        self._parent, self._ordinal = array("L"), array("H")
-        self._seen: set[bytes] = set()
+        self._known = KnownStates()
         self._told: set[tuple[str, str]] = set()
-        self._mix = 0
 
     def run(
         self, depth: int | None, states_max: int | None, progress: Callable[[Report], None] | None
@@ -77,7 +73,7 @@ class CachedSearch:
         report.cpu_seconds = time.process_time() - cpu
         report.memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         report.occupancies = self.bench.geometry.packing.remembered
-        report.fingerprint = f"{self._mix:032x}"
+        report.fingerprint = self._known.fingerprint
         return report
 
     def _letters(self, facts: Facts) -> list[Letter]:
@@ -87,20 +83,13 @@ class CachedSearch:
         """Bring the arena to a state; returns the operations that lead there."""
         self.bench.empty()
         done: list[Operation] = []
-        for ordinal in self._ordinals(number):
+        for ordinal in self._known.path(number):
             facts = self.bench.facts()
             letter = self._letters(facts)[ordinal]
             for operation in letter:
                 self.bench.do(operation, self.bench.facts())
             done += letter
         return done
-
-    def _ordinals(self, number: int) -> list[int]:
-        path = []
-        while self._parent[number] != NO_PARENT:
-            path.append(self._ordinal[number])
-            number = self._parent[number]
-        return path[::-1]
 
     def _expand(self, number: int, following: list[int]) -> None:
         bench, report = self.bench, self.report
@@ -134,15 +123,9 @@ class CachedSearch:
 
     def _note(self, facts: Facts, parent: int, ordinal: int) -> int | None:
         """The number of a state that is new, None for a known one."""
-        digest = hashlib.blake2b(self.bench.name(facts), digest_size=16).digest()
-        if digest in self._seen:
-            return None
-        self._seen.add(digest)
-        self._mix ^= int.from_bytes(digest, "big")
-        self._parent.append(parent)
-        self._ordinal.append(ordinal)
-        self.report.states += 1
-        return self.report.states - 1
+        new = self._known.note(self.bench.name(facts), parent, ordinal)
+        self.report.states += new is not None
+        return new
 
     def _look(self, number: int, facts: Facts) -> None:
         """What is asked once of every new state: invariants, counts, bytes; `serves` against brute force
@@ -212,7 +195,7 @@ class CachedSearch:
             again = CachedSearch(
                 self.layout, self.alphabet, name="", findings_max=1, drain_every=1 << 30
             )
-            again._parent, again._ordinal = self._parent, self._ordinal
+            again._known = self._known
             confirmed = self._again(again, letter, number, violation)
             self.bench.back(mark)
             program = Program(self.layout, named(done), profile="exhaustive")

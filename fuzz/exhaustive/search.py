@@ -13,7 +13,6 @@ new arena from the first step on, with nothing put back in between.
 from __future__ import annotations
 
 import gc
-import hashlib
 import resource
 import time
 from array import array
@@ -25,6 +24,7 @@ from bandscope.allocator.checks import Violation, check_books
 from bandscope.allocator.operations import Operation
 from bandscope.fuzz.exhaustive.alphabet import Alphabet
 from bandscope.fuzz.exhaustive.bench import Bench
+from bandscope.fuzz.exhaustive.known import NO_PARENT, KnownStates
 from bandscope.fuzz.exhaustive.report import Finding, Report
 from bandscope.fuzz.exhaustive.state_rules import capacity, nothing_left
 from bandscope.fuzz.exhaustive.view import View
@@ -34,7 +34,6 @@ Progress = Callable[[Report], None]
 
 # Calls of `progress` come this many expanded states apart.
 PROGRESS_EVERY = 2_000
-NO_PARENT = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Trail:
@@ -44,11 +43,6 @@ class Trail:
     ordinals: tuple[int, ...]
     last: Operation | None = None
     drain: bool | None = None
-
-
-def digest_of(name: bytes) -> bytes:
-    """What is kept of a canonical name."""
-    return hashlib.blake2b(name, digest_size=16).digest()
 
 
 class Search:
@@ -70,11 +64,9 @@ class Search:
         self.repeat_every, self.findings_max = repeat_every, findings_max
         self.bench = Bench(layout, alphabet)
         self.report = Report(name, layout, alphabet)
-        self._parent, self._ordinal = array("L"), array("H")
-        self._seen: set[bytes] = set()
+        self._known = KnownStates()
         self._probed: set[tuple[object, ...]] = set()
         self._told: set[tuple[str, str]] = set()
-        self._mix = 0
         # What a drain showed, which may be a long way to it: told once all shorter ones were tried.
         self._late: list[tuple[int, int, bool, list[Violation]]] = []
 
@@ -131,7 +123,7 @@ class Search:
         report.cpu_seconds = time.process_time() - self._cpu_started
         report.memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         report.occupancies = len(self._probed)
-        report.fingerprint = f"{self._mix:032x}"
+        report.fingerprint = self._known.fingerprint
 
     def _expand(
         self, number: int, packed: bytes, following: list[bytes], numbers: array[int]
@@ -176,15 +168,9 @@ class Search:
     def _note(self, view: View, parent: int, ordinal: int) -> int | None:
         """The number of a state that is new, None for a known one."""
         name = self.bench.naming.canonical(view)
-        digest = digest_of(name)
-        if digest in self._seen:
-            return None
-        self._seen.add(digest)
-        self._mix ^= int.from_bytes(digest, "big")
-        self._parent.append(parent)
-        self._ordinal.append(ordinal)
-        self.report.states += 1
-        return self.report.states - 1
+        new = self._known.note(name, parent, ordinal)
+        self.report.states += new is not None
+        return new
 
     def _look(self, number: int, view: View) -> None:
         """What is asked once of every new state, and of every new way to fill the bands. The books are
@@ -236,17 +222,13 @@ class Search:
     @property
     def states(self) -> frozenset[bytes]:
         """The digests of all states met."""
-        return frozenset(self._seen)
+        return frozenset(self._known.digests)
 
     # --- findings -----------------------------------------------------------------------------------
 
     def ordinals(self, number: int) -> tuple[int, ...]:
         """The operations that lead to a state, each by its place in the list of the state before."""
-        path = []
-        while self._parent[number] != NO_PARENT:
-            path.append(self._ordinal[number])
-            number = self._parent[number]
-        return tuple(reversed(path))
+        return tuple(self._known.path(number))
 
     def _tell_late(self, longest: int | None = None) -> None:
         """What drains showed in at most `longest` operations, shortest first."""

@@ -21,8 +21,9 @@ from bandscope.allocator.operations import Operation
 from bandscope.fuzz.exhaustive import ARENAS, Alphabet, Report, explore, explore_named
 from bandscope.fuzz.exhaustive.arenas import small
 from bandscope.fuzz.exhaustive.bench import Bench
+from bandscope.fuzz.exhaustive.known import digest_of
 from bandscope.fuzz.exhaustive.packing import Packing
-from bandscope.fuzz.exhaustive.search import Search, digest_of
+from bandscope.fuzz.exhaustive.search import Search
 from bandscope.fuzz.exhaustive.state import CompactBooks
 from bandscope.fuzz.exhaustive.state_rules import damage, is_healthy
 from bandscope.fuzz.faults import FAULTS
