@@ -166,13 +166,13 @@ class ArenaMemory:
             self.arena.trim_window(requests)
 
     def publish(self, request: int) -> None:
-        self.arena.apply(ops.Publish(request))
+        self.arena.publish(request)
 
     def checkpoint(self, request: int) -> bool:
-        return bool(self.arena.apply(ops.Checkpoint(request)).value)
+        return bool(self.arena.checkpoint(request).value)
 
     def release(self, request: int, why: str, *, publish: bool = False) -> None:
-        self.arena.apply(ops.Release(request, why, publish=publish))
+        self.arena.release(request, why, publish=publish)
 
     def launch(self, requests: Sequence[int]) -> int:
         return self.arena.launch(requests)
